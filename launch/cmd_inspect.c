@@ -1,0 +1,186 @@
+/* cmd_inspect.c - `oproj inspect`: what a checkpoint holds and what each rank would get of it. */
+#include <jansson.h>
+#include <stdio.h>
+
+#include "args.h"
+#include "commands.h"
+#include "job.h"
+#include "oproj/checkpoint.h"
+#include "report.h"
+
+enum { KEY_TP = 256, KEY_UNEVEN, KEY_JSON };
+
+static const struct argp_option options[] = {
+    {"tp", KEY_TP, "N", 0, "ranks to plan for (default 1, or those of a split checkpoint)", 0},
+    {"uneven", KEY_UNEVEN, NULL, 0, "allow ranks that do not divide the groups", 0},
+    {"json", KEY_JSON, "FILE", 0, "write the same as JSON", 0},
+    {0}};
+
+typedef struct inspect_args {
+  const char *dir, *json;
+  int32_t tp;
+  bool has_tp;
+  oproj_split split;
+} inspect_args;
+
+static error_t parse(int key, char *text, struct argp_state *state) {
+  inspect_args *args = state->input;
+  switch (key) {
+    case KEY_TP:
+      args->tp = (int32_t)args_integer(state, "--tp", text, INT32_MIN, INT32_MAX);
+      args->has_tp = true;
+      return 0;
+    case KEY_UNEVEN:
+      args->split = OPROJ_SPLIT_UNEVEN;
+      return 0;
+    case KEY_JSON:
+      args->json = text;
+      return 0;
+    case ARGP_KEY_ARG:
+      return args_take_dir(state, &args->dir, text);
+    case ARGP_KEY_END:
+      if (!args->dir) argp_error(state, "the checkpoint's folder is missing");
+      return 0;
+    default:
+      return ARGP_ERR_UNKNOWN;
+  }
+}
+
+static const char *dtype_word(oproj_dtype dtype) {
+  return dtype == OPROJ_DTYPE_BF16 ? "BF16" : "F8_E4M3";
+}
+
+static void show_model(const oproj_model *m, json_t *result) {
+  const oproj_dims *d = &m->dims;
+  printf("model       %s, %d layers, %d draft layers, positions below %lld\n", m->model_type,
+         m->layers, m->draft_layers, (long long)m->max_position);
+  printf(
+      "dimensions  hidden %d, heads %d x %d (rotary %d), groups %d, o_lora_rank %d, blocks of %d\n",
+      d->hidden, d->heads, d->head_dim, d->rope_dim, d->groups, d->lora_rank, d->quant_block);
+  json_object_set_new(
+      result, "model",
+      json_pack("{s:s, s:i, s:i, s:I}", "model_type", m->model_type, "layers", m->layers,
+                "draft_layers", m->draft_layers, "max_position", (json_int_t)m->max_position));
+  json_object_set_new(
+      result, "dims",
+      json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:i}", "hidden", d->hidden, "heads", d->heads,
+                "head_dim", d->head_dim, "rope_dim", d->rope_dim, "groups", d->groups, "lora_rank",
+                d->lora_rank, "quant_block", d->quant_block));
+}
+
+/* The path a layer takes here, which needs no weights to be known. */
+static oproj_status path_of(const oproj_dims *dims, const oproj_layer_info *info,
+                            oproj_path_choice *choice) {
+  oproj_path_query query = {
+      .tokens = 1, .quant_block = dims->quant_block, .wo_a = info->wo_a, .wo_b = info->wo_b};
+  return oproj_path_choose(&query, choice);
+}
+
+static oproj_status show_layers(const oproj_checkpoint *checkpoint, json_t *result) {
+  const oproj_model *m = oproj_checkpoint_model(checkpoint);
+  json_t *layers = json_array();
+  json_object_set_new(result, "layers", layers);
+  printf("\n#%-10s %6s %-11s %-16s %-16s %s\n", "layer", "ratio", "angles", "WO-A (scales)",
+         "WO-B (scales)", "path");
+  for (int32_t i = 0; i < m->layers + m->draft_layers; i++) {
+    oproj_layer_info info;
+    oproj_path_choice choice;
+    oproj_status status = oproj_checkpoint_layer(checkpoint, i, &info);
+    if (status == OPROJ_OK) status = path_of(&m->dims, &info, &choice);
+    if (status != OPROJ_OK) return status;
+    const char *angles = info.compressed ? "compressed" : "plain";
+    char wo_a[32], wo_b[32];
+    snprintf(wo_a, sizeof wo_a, "%s %s", dtype_word(info.wo_a), info.wo_a_scale_dtype);
+    snprintf(wo_b, sizeof wo_b, "%s %s", dtype_word(info.wo_b), info.wo_b_scale_dtype);
+    printf(" %-10s %6d %-11s %-16s %-16s %s\n", info.name, info.compress_ratio, angles, wo_a, wo_b,
+           choice.name);
+    json_array_append_new(
+        layers, json_pack("{s:s, s:i, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s}", "layer",
+                          info.name, "compress_ratio", info.compress_ratio, "angles", angles,
+                          "wo_a_tensor", info.wo_a_tensor, "wo_a", dtype_word(info.wo_a),
+                          "wo_a_scales", info.wo_a_scale_dtype, "wo_b_tensor", info.wo_b_tensor,
+                          "wo_b", dtype_word(info.wo_b), "wo_b_scales", info.wo_b_scale_dtype,
+                          "path", choice.name, "reason", choice.reason));
+  }
+  oproj_path_choice choice;
+  oproj_path_query host = {.quant_block = m->dims.quant_block};
+  if (oproj_path_choose(&host, &choice) == OPROJ_OK)
+    printf("#path on the host: %s\n", choice.reason);
+  return OPROJ_OK;
+}
+
+static oproj_status share_bytes(const oproj_checkpoint *checkpoint, const oproj_shard *shard,
+                                int64_t *out) {
+  const oproj_model *m = oproj_checkpoint_model(checkpoint);
+  *out = 0;
+  for (int32_t i = 0; i < m->layers + m->draft_layers; i++) {
+    int64_t bytes;
+    oproj_status status = oproj_checkpoint_layer_bytes(checkpoint, i, shard, &bytes);
+    if (status != OPROJ_OK) return status;
+    *out += bytes;
+  }
+  return OPROJ_OK;
+}
+
+static oproj_status show_shares(const oproj_checkpoint *checkpoint, int32_t tp, oproj_split split,
+                                json_t *result) {
+  const oproj_model *m = oproj_checkpoint_model(checkpoint);
+  json_t *ranks = json_array();
+  json_object_set_new(result, "ranks", ranks);
+  printf("\n#%-6s %-12s %-12s %-16s %14s\n", "rank", "groups", "heads", "z columns", "bytes");
+  for (int32_t rank = 0; rank < tp; rank++) {
+    oproj_shard s;
+    int64_t bytes;
+    oproj_status status = oproj_plan_shard(&m->dims, split, tp, rank, &s);
+    if (status == OPROJ_OK) status = share_bytes(checkpoint, &s, &bytes);
+    if (status != OPROJ_OK) return status;
+    char groups[32], heads[32], columns[32];
+    snprintf(groups, sizeof groups, "[%d, %d)", s.group_begin, s.group_end);
+    snprintf(heads, sizeof heads, "[%d, %d)", s.head_begin, s.head_end);
+    snprintf(columns, sizeof columns, "[%d, %d)", s.z_begin, s.z_end);
+    printf(" %-6d %-12s %-12s %-16s %14lld\n", rank, groups, heads, columns, (long long)bytes);
+    json_array_append_new(
+        ranks, json_pack("{s:i, s:[i,i], s:[i,i], s:[i,i], s:I}", "rank", rank, "groups",
+                         s.group_begin, s.group_end, "heads", s.head_begin, s.head_end, "z_columns",
+                         s.z_begin, s.z_end, "bytes", (json_int_t)bytes));
+  }
+  return OPROJ_OK;
+}
+
+static oproj_status inspect(const inspect_args *args, const oproj_checkpoint *checkpoint,
+                            json_t *result) {
+  int32_t tp = args->tp;
+  oproj_split split = args->split;
+  int32_t made_for = oproj_checkpoint_split_size(checkpoint);
+  if (!args->has_tp) tp = made_for > 0 ? made_for : 1;
+  if (made_for > 0) split = oproj_checkpoint_split_kind(checkpoint);
+  /* A plan that is refused is refused before anything is shown. */
+  oproj_shard first;
+  oproj_status status =
+      oproj_plan_shard(&oproj_checkpoint_model(checkpoint)->dims, split, tp, 0, &first);
+  if (status != OPROJ_OK) return status;
+  show_model(oproj_checkpoint_model(checkpoint), result);
+  if (made_for > 0) printf("split       for %d ranks\n", made_for);
+  status = show_layers(checkpoint, result);
+  if (status == OPROJ_OK) status = show_shares(checkpoint, tp, split, result);
+  return status;
+}
+
+int cmd_inspect(int argc, char **argv) {
+  static const struct argp argp = {
+      options, parse,
+      "DIR",   "Shows dimensions, layers, dtypes and per-rank shares of the checkpoint in DIR.",
+      NULL,    NULL,
+      NULL};
+  inspect_args args = {.split = OPROJ_SPLIT_EVEN};
+  args_parse(&argp, argc, argv, &args);
+
+  oproj_checkpoint *checkpoint = NULL;
+  json_t *result = json_object();
+  oproj_status status = oproj_checkpoint_open(&checkpoint, args.dir);
+  if (status == OPROJ_OK) status = inspect(&args, checkpoint, result);
+  if (status == OPROJ_OK && args.json) status = report_json(args.json, json_incref(result));
+  json_decref(result);
+  oproj_checkpoint_close(checkpoint);
+  return status == OPROJ_OK ? JOB_OK : job_fail(status);
+}

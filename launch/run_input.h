@@ -1,0 +1,29 @@
+/* run_input.h - what `oproj run` projects: read from a safetensors file, or made up. */
+#ifndef OPROJ_LAUNCH_RUN_INPUT_H
+#define OPROJ_LAUNCH_RUN_INPUT_H
+
+#include "oproj/checkpoint.h"
+
+/* One rank's input in host memory. */
+typedef struct run_input {
+  int32_t tokens;
+  uint16_t *attn_out; /* bf16 [tokens, heads held, head_dim] */
+  int64_t *positions; /* [tokens], each in [0, max_position) */
+  float *cos_sin;     /* f32 [cos_sin_rows, rope_dim]: the file's own table; NULL: none */
+  int64_t cos_sin_rows;
+} run_input;
+
+/* Reads attn_out BF16 [T, heads, head_dim], positions I64 or I32 [T] and, if there, cos_sin F32
+ * [rows, rope_dim], the table to use instead of the model's.  tokens -1 takes the file's T, anything
+ * else must equal it. */
+oproj_status run_input_read(const char *path, const oproj_model *model, const oproj_shard *shard,
+                            int32_t tokens, run_input *out);
+
+/* Makes up `tokens` tokens at positions 0, 1, 2, ..; all at position 0 for a model made with exact,
+ * where the rotation must not round. */
+oproj_status run_input_make(const oproj_model *model, const oproj_shard *shard, uint64_t seed,
+                            int32_t tokens, run_input *out);
+
+void run_input_free(run_input *input); /* a zeroed or freed one is allowed */
+
+#endif /* OPROJ_LAUNCH_RUN_INPUT_H */

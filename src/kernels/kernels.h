@@ -1,0 +1,101 @@
+/* kernels.h - the contract of this folder: what a backend does for one rank.
+ *
+ * A backend knows one rank's dimensions, its weights and its stages.  It knows no ranks, files or
+ * communicators.  Callers (tp/layer.c) have checked every argument against dims and shard before a
+ * backend sees it; what only a backend can check (positions, device limits) it checks itself.
+ *
+ *   ref/           plain C on the host: the oracle, and the default where there is no GPU
+ *   cuda/          NVIDIA GPUs; cuda_absent.c stands in for it in builds without CUDA */
+#ifndef OPROJ_KERNELS_H
+#define OPROJ_KERNELS_H
+
+#include "oproj.h"
+
+typedef struct oproj_kernels oproj_kernels;                 /* one context's backend state */
+typedef struct oproj_kernels_weights oproj_kernels_weights; /* one layer's weights on it */
+
+/* What one rank computes. */
+typedef struct oproj_kernels_config {
+  oproj_dims dims;
+  int32_t groups; /* groups held */
+  int32_t device; /* ordinal; ignored by ref */
+  int32_t max_tokens;
+  int32_t threads; /* host threads of ref; ignored by cuda */
+} oproj_kernels_config;
+
+/* Sizes that follow from a config, named once. */
+static inline int32_t oproj_kernels_group_cols(const oproj_kernels_config *c) { /* D, K of WO_A */
+  return c->dims.heads / c->dims.groups * c->dims.head_dim;
+}
+static inline int32_t oproj_kernels_z_cols(const oproj_kernels_config *c) { /* K of WO_B here */
+  return c->groups * c->dims.lora_rank;
+}
+
+/* WO_B replaced by the caller's projection; fn == NULL means ours. */
+typedef struct oproj_kernels_out {
+  oproj_out_fn fn;
+  void *user;
+  oproj_scale_layout layout;
+} oproj_kernels_out;
+
+/* Every entry that takes a stream enqueues there and returns, or (ref) has finished on return.
+ * Data pointers are the backend's memory; matrices and adapters are host memory. */
+typedef struct oproj_kernels_ops {
+  const char *name;
+
+  oproj_status (*open)(oproj_kernels **out, const oproj_kernels_config *config);
+  void (*close)(oproj_kernels *kernels);
+
+  /* wo_a [groups held * lora_rank, D], wo_b [hidden, z cols]; replace keeps every address. */
+  oproj_status (*weights_create)(oproj_kernels_weights **out, oproj_kernels *kernels,
+                                 const oproj_matrix *wo_a, const oproj_matrix *wo_b);
+  oproj_status (*weights_replace)(oproj_kernels_weights *weights, const oproj_matrix *wo_a,
+                                  const oproj_matrix *wo_b);
+  void (*weights_destroy)(oproj_kernels_weights *weights);
+  oproj_status (*adapter_set)(oproj_kernels_weights *weights, const oproj_adapter *adapter);
+
+  /* The stages, as oproj.h describes the public calls of these names. */
+  oproj_status (*input_quantize)(oproj_kernels *kernels, const oproj_io *io, const oproj_quant *out,
+                                 void *stream);
+  oproj_status (*input_rotate)(oproj_kernels *kernels, const oproj_io *io, uint16_t *x,
+                               void *stream);
+  oproj_status (*group_forward)(oproj_kernels_weights *weights, const oproj_io *io, uint16_t *z,
+                                void *stream);
+  oproj_status (*group_project)(oproj_kernels_weights *weights, const oproj_quant *x, uint16_t *z,
+                                void *stream);
+  oproj_status (*z_quantize)(oproj_kernels *kernels, int32_t tokens, const uint16_t *z,
+                             const oproj_quant *out, void *stream);
+  oproj_status (*out_forward)(oproj_kernels_weights *weights, int32_t tokens, const uint16_t *z,
+                              uint16_t *partial, void *stream);
+  oproj_status (*out_project)(oproj_kernels_weights *weights, const oproj_quant *z,
+                              uint16_t *partial, void *stream);
+
+  /* The whole chain of one rank: partial is bf16 [tokens, hidden]. */
+  oproj_status (*forward)(oproj_kernels_weights *weights, const oproj_io *io,
+                          const oproj_kernels_out *out, uint16_t *partial, void *stream);
+
+  /* As the public calls of these names. */
+  oproj_status (*buffer_create)(oproj_kernels *kernels, size_t bytes, void **out);
+  void (*buffer_destroy)(oproj_kernels *kernels, void *buffer);
+  oproj_status (*buffer_write)(oproj_kernels *kernels, void *to, const void *from_host,
+                               size_t bytes, void *stream);
+  oproj_status (*buffer_read)(oproj_kernels *kernels, void *to_host, const void *from, size_t bytes,
+                              void *stream);
+
+  /* Nonzero when buffers are host memory and every call has finished on return. */
+  int host;
+
+  /* The compute capability that oproj_path_choose asks for; 0 on the host. */
+  int32_t (*capability)(const oproj_kernels *kernels);
+} oproj_kernels_ops;
+
+extern const oproj_kernels_ops oproj_kernels_ref;
+
+/* The CUDA backend's table, or NULL where this build or this machine has none; *why then says why.
+ * */
+const oproj_kernels_ops *oproj_kernels_cuda(const char **why);
+
+/* The backend called `name`, or the best one for NULL.  ERR_UNSUPPORTED names what there is. */
+oproj_status oproj_kernels_find(const char *name, const oproj_kernels_ops **out);
+
+#endif /* OPROJ_KERNELS_H */

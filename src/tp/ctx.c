@@ -1,0 +1,167 @@
+/* ctx.c - one rank's context: checked plan, backend, workspace, and the reduction over ranks. */
+#include "tp/ctx.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "base/error.h"
+#include "base/layout.h"
+#include "base/log.h"
+#include "tp/place.h"
+
+/* Fields that an older, smaller struct lacks keep their defaults. */
+static oproj_status read_config(const oproj_config *config, oproj_config *out) {
+  oproj_config full = OPROJ_CONFIG_INIT;
+  REQUIRE(config && config->struct_size >= sizeof config->struct_size &&
+              config->struct_size <= sizeof full,
+          OPROJ_ERR_INVALID, "config must come from OPROJ_CONFIG_INIT");
+  memcpy(&full, config, config->struct_size);
+  REQUIRE(full.max_tokens >= 0, OPROJ_ERR_INVALID, "max_tokens is %d; it must not be negative",
+          full.max_tokens);
+  REQUIRE(full.reduce >= OPROJ_REDUCE_ALL && full.reduce <= OPROJ_REDUCE_NONE, OPROJ_ERR_INVALID,
+          "reduce is %d; it is no oproj_reduce", (int)full.reduce);
+  *out = full;
+  return OPROJ_OK;
+}
+
+/* Everything that can be refused before anything is allocated. */
+static oproj_status check_request(const oproj_comm *comm, const oproj_dims *dims,
+                                  const oproj_config *config, oproj_config *full,
+                                  oproj_shard *shard, const oproj_kernels_ops **ops) {
+  TRY(read_config(config, full));
+  TRY(oproj_plan_shard(dims, full->split, comm->size, comm->rank, shard));
+  REQUIRE((int64_t)full->max_tokens * dims->hidden <= INT_MAX, OPROJ_ERR_INVALID,
+          "max_tokens %d x hidden %d exceeds 2^31 - 1", full->max_tokens, dims->hidden);
+  return oproj_kernels_find(full->backend, ops);
+}
+
+static oproj_status allocate(oproj_ctx *ctx, const oproj_config *config) {
+  oproj_kernels_config kernels = {.dims = ctx->dims,
+                                  .groups = ctx->shard.group_end - ctx->shard.group_begin,
+                                  .device = config->device,
+                                  .max_tokens = ctx->max_tokens,
+                                  .threads = oproj_place_threads(ctx->comm->local_size)};
+  size_t bytes = (size_t)ctx->max_tokens * (size_t)ctx->dims.hidden * sizeof *ctx->partial;
+  TRY(ctx->ops->open(&ctx->kernels, &kernels));
+  void *partial;
+  TRY(ctx->ops->buffer_create(ctx->kernels, bytes, &partial));
+  ctx->partial = partial;
+  if (!ctx->ops->host) {
+    ctx->host_partial = malloc(bytes ? bytes : 1);
+    REQUIRE(ctx->host_partial, OPROJ_ERR_NOMEM, "no memory to stage %d tokens", ctx->max_tokens);
+  }
+  return OPROJ_OK;
+}
+
+oproj_status oproj_ctx_create(oproj_ctx **out, oproj_comm *comm, const oproj_dims *dims,
+                              const oproj_config *config) {
+  REQUIRE(out && comm, OPROJ_ERR_INVALID, "out and comm must not be NULL");
+  oproj_config full = OPROJ_CONFIG_INIT;
+  oproj_shard shard = {0};
+  const oproj_kernels_ops *ops = NULL;
+  TRY(oproj_comm_agree(comm, check_request(comm, dims, config, &full, &shard, &ops)));
+
+  oproj_ctx *ctx = calloc(1, sizeof *ctx);
+  oproj_status status = OPROJ_OK;
+  if (ctx) {
+    ctx->comm = comm;
+    ctx->dims = *dims;
+    ctx->shard = shard;
+    ctx->reduce = full.reduce;
+    ctx->max_tokens = full.max_tokens;
+    ctx->ops = ops;
+    status = allocate(ctx, &full);
+  } else {
+    status = oproj_fail(OPROJ_ERR_NOMEM, "no memory for a context");
+  }
+  status = oproj_comm_agree(comm, status);
+  if (status != OPROJ_OK) {
+    oproj_ctx_destroy(ctx);
+    return status;
+  }
+  oproj_base_log(OPROJ_LOG_INFO, "backend %s, groups [%d, %d) of %d, %s reduction", ops->name,
+                 shard.group_begin, shard.group_end, dims->groups, comm->ops->name);
+  *out = ctx;
+  return OPROJ_OK;
+}
+
+void oproj_ctx_destroy(oproj_ctx *ctx) {
+  if (!ctx) return;
+  free(ctx->host_partial);
+  if (ctx->kernels) {
+    ctx->ops->buffer_destroy(ctx->kernels, ctx->partial);
+    ctx->ops->close(ctx->kernels);
+  }
+  free(ctx);
+}
+
+const oproj_dims *oproj_ctx_dims(const oproj_ctx *ctx) {
+  return &ctx->dims;
+}
+
+const oproj_shard *oproj_ctx_shard(const oproj_ctx *ctx) {
+  return &ctx->shard;
+}
+
+const char *oproj_ctx_backend(const oproj_ctx *ctx) {
+  return ctx->ops->name;
+}
+
+/* ---- memory ------------------------------------------------------------------------------------ */
+
+oproj_status oproj_buffer_create(oproj_ctx *ctx, size_t bytes, void **out) {
+  REQUIRE(ctx && out, OPROJ_ERR_INVALID, "ctx and out must not be NULL");
+  return ctx->ops->buffer_create(ctx->kernels, bytes, out);
+}
+
+void oproj_buffer_destroy(oproj_ctx *ctx, void *buffer) {
+  if (ctx && buffer) ctx->ops->buffer_destroy(ctx->kernels, buffer);
+}
+
+oproj_status oproj_buffer_write(oproj_ctx *ctx, void *to, const void *from_host, size_t bytes,
+                                void *stream) {
+  REQUIRE(ctx && (bytes == 0 || (to && from_host)), OPROJ_ERR_INVALID,
+          "ctx, to and from_host must not be NULL");
+  return ctx->ops->buffer_write(ctx->kernels, to, from_host, bytes, stream);
+}
+
+oproj_status oproj_buffer_read(oproj_ctx *ctx, void *to_host, const void *from, size_t bytes,
+                               void *stream) {
+  REQUIRE(ctx && (bytes == 0 || (to_host && from)), OPROJ_ERR_INVALID,
+          "ctx, to_host and from must not be NULL");
+  return ctx->ops->buffer_read(ctx->kernels, to_host, from, bytes, stream);
+}
+
+size_t oproj_scale_bytes(oproj_scale_layout layout, int32_t groups, int32_t tokens, int32_t cols,
+                         int32_t quant_block) {
+  int64_t bytes =
+      oproj_layout_bytes(layout, groups, tokens, oproj_base_ceil_div(cols, quant_block));
+  return bytes > 0 ? (size_t)bytes : 0;
+}
+
+/* ---- the reduction ----------------------------------------------------------------------------- */
+
+/* Elements of y that this rank receives. */
+static size_t reduced_elements(const oproj_ctx *ctx, int32_t tokens) {
+  int32_t begin = 0, end = tokens;
+  if (ctx->reduce == OPROJ_REDUCE_SCATTER)
+    oproj_plan_rows(tokens, ctx->comm->size, ctx->comm->rank, &begin, &end);
+  return (size_t)(end - begin) * (size_t)ctx->dims.hidden;
+}
+
+oproj_status oproj_ctx_reduce(oproj_ctx *ctx, int32_t tokens, const uint16_t *partial, uint16_t *y,
+                              void *stream) {
+  const oproj_comm_ops *comm = ctx->comm->ops;
+  if (ctx->ops->host)
+    return comm->reduce(ctx->comm, ctx->reduce, tokens, ctx->dims.hidden, partial, y);
+
+  /* Device memory, host communicator: staged. */
+  size_t partial_bytes = (size_t)tokens * (size_t)ctx->dims.hidden * sizeof *partial;
+  size_t y_bytes = reduced_elements(ctx, tokens) * sizeof *y;
+  uint16_t *staged = ctx->host_partial;
+  TRY(ctx->ops->buffer_read(ctx->kernels, staged, partial, partial_bytes, stream));
+  TRY(comm->reduce(ctx->comm, ctx->reduce, tokens, ctx->dims.hidden, staged, staged));
+  return ctx->ops->buffer_write(ctx->kernels, y, staged, y_bytes, stream);
+}

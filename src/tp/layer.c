@@ -1,0 +1,349 @@
+/* layer.c - the top: one layer's weights on one rank, the forward call and its stages.
+ *
+ * This is the one place where the plan, the checkpoint's slices, a backend and the reduction meet.
+ * Every argument is checked here, once; backends trust what they are given. */
+#include <stdlib.h>
+
+#include "base/checked.h"
+#include "base/error.h"
+#include "oproj/checkpoint.h"
+#include "tp/ctx.h"
+
+/* ---- weights ----------------------------------------------------------------------------------- */
+
+static oproj_status check_matrix(const oproj_dims *dims, const char *name, const oproj_matrix *m,
+                                 int64_t rows, int64_t cols) {
+  REQUIRE(m && m->data, OPROJ_ERR_INVALID, "%s has no data", name);
+  REQUIRE(m->rows == rows && m->cols == cols, OPROJ_ERR_SHAPE,
+          "%s is [%lld, %lld]; this rank's share is [%lld, %lld]", name, (long long)m->rows,
+          (long long)m->cols, (long long)rows, (long long)cols);
+  if (m->dtype == OPROJ_DTYPE_BF16) {
+    REQUIRE(!m->scales, OPROJ_ERR_INVALID, "%s is bf16 and must not have scales", name);
+    return OPROJ_OK;
+  }
+  REQUIRE(m->dtype == OPROJ_DTYPE_E4M3, OPROJ_ERR_INVALID, "%s has dtype %d; it is no oproj_dtype",
+          name, (int)m->dtype);
+  REQUIRE(m->scales, OPROJ_ERR_INVALID, "%s is e4m3 and needs scales", name);
+  REQUIRE(m->block == dims->quant_block, OPROJ_ERR_SHAPE,
+          "%s has scale blocks of %d; this context quantises by %d", name, m->block,
+          dims->quant_block);
+  return OPROJ_OK;
+}
+
+static oproj_status check_weights(const oproj_ctx *ctx, const oproj_matrix *wo_a,
+                                  const oproj_matrix *wo_b) {
+  const oproj_dims *d = &ctx->dims;
+  int64_t z_cols = ctx->shard.z_end - ctx->shard.z_begin;
+  TRY(check_matrix(d, "wo_a", wo_a, z_cols, (int64_t)d->heads / d->groups * d->head_dim));
+  return check_matrix(d, "wo_b", wo_b, d->hidden, z_cols);
+}
+
+static oproj_status create_here(oproj_layer **out, oproj_ctx *ctx, const oproj_matrix *wo_a,
+                                const oproj_matrix *wo_b) {
+  TRY(check_weights(ctx, wo_a, wo_b));
+  oproj_layer *layer = calloc(1, sizeof *layer);
+  REQUIRE(layer, OPROJ_ERR_NOMEM, "no memory for a layer");
+  layer->ctx = ctx;
+  layer->wo_a = wo_a->dtype;
+  layer->wo_b = wo_b->dtype;
+  oproj_status status = ctx->ops->weights_create(&layer->weights, ctx->kernels, wo_a, wo_b);
+  if (status != OPROJ_OK) {
+    free(layer);
+    return status;
+  }
+  *out = layer;
+  return OPROJ_OK;
+}
+
+static oproj_status create_agreed(oproj_layer **out, oproj_ctx *ctx, oproj_layer *layer,
+                                  oproj_status mine) {
+  oproj_status status = oproj_comm_agree(ctx->comm, mine);
+  if (status != OPROJ_OK) {
+    oproj_layer_destroy(layer);
+    return status;
+  }
+  *out = layer;
+  return OPROJ_OK;
+}
+
+oproj_status oproj_layer_create(oproj_layer **out, oproj_ctx *ctx, const oproj_matrix *wo_a,
+                                const oproj_matrix *wo_b) {
+  REQUIRE(out && ctx, OPROJ_ERR_INVALID, "out and ctx must not be NULL");
+  oproj_layer *layer = NULL;
+  return create_agreed(out, ctx, layer, create_here(&layer, ctx, wo_a, wo_b));
+}
+
+void oproj_layer_destroy(oproj_layer *layer) {
+  if (!layer) return;
+  layer->ctx->ops->weights_destroy(layer->weights);
+  free(layer);
+}
+
+static oproj_status check_replacement(const oproj_layer *layer, const oproj_matrix *wo_a,
+                                      const oproj_matrix *wo_b) {
+  TRY(check_weights(layer->ctx, wo_a, wo_b));
+  REQUIRE(wo_a->dtype == layer->wo_a && wo_b->dtype == layer->wo_b, OPROJ_ERR_SHAPE,
+          "the new weights have other dtypes than the layer");
+  return OPROJ_OK;
+}
+
+oproj_status oproj_layer_replace(oproj_layer *layer, const oproj_matrix *wo_a,
+                                 const oproj_matrix *wo_b) {
+  REQUIRE(layer, OPROJ_ERR_INVALID, "layer must not be NULL");
+  oproj_ctx *ctx = layer->ctx;
+  TRY(oproj_comm_agree(ctx->comm, check_replacement(layer, wo_a, wo_b)));
+  return oproj_comm_agree(ctx->comm, ctx->ops->weights_replace(layer->weights, wo_a, wo_b));
+}
+
+oproj_status oproj_layer_load(oproj_layer **out, oproj_ctx *ctx, const oproj_checkpoint *checkpoint,
+                              int32_t index) {
+  REQUIRE(out && ctx && checkpoint, OPROJ_ERR_INVALID, "out, ctx and checkpoint must not be NULL");
+  oproj_slices slices = {0};
+  oproj_layer *layer = NULL;
+  oproj_status status = oproj_checkpoint_read(checkpoint, index, &ctx->shard, &slices);
+  if (status == OPROJ_OK) status = create_here(&layer, ctx, &slices.wo_a, &slices.wo_b);
+  oproj_slices_free(&slices);
+  return create_agreed(out, ctx, layer, status);
+}
+
+oproj_status oproj_layer_reload(oproj_layer *layer, const oproj_checkpoint *checkpoint,
+                                int32_t index) {
+  REQUIRE(layer && checkpoint, OPROJ_ERR_INVALID, "layer and checkpoint must not be NULL");
+  oproj_slices slices = {0};
+  oproj_status status = oproj_comm_agree(
+      layer->ctx->comm, oproj_checkpoint_read(checkpoint, index, &layer->ctx->shard, &slices));
+  if (status == OPROJ_OK) status = oproj_layer_replace(layer, &slices.wo_a, &slices.wo_b);
+  oproj_slices_free(&slices);
+  return status;
+}
+
+oproj_status oproj_layer_set_adapter(oproj_layer *layer, const oproj_adapter *adapter) {
+  enum { MAX_RANK = 1024 };
+  REQUIRE(layer, OPROJ_ERR_INVALID, "layer must not be NULL");
+  if (adapter) {
+    REQUIRE(adapter->rank >= 1 && adapter->rank <= MAX_RANK, OPROJ_ERR_INVALID,
+            "adapter rank is %d; it must be in [1, %d]", adapter->rank, MAX_RANK);
+    REQUIRE(adapter->a && adapter->b, OPROJ_ERR_INVALID, "adapter a and b must not be NULL");
+  }
+  TRY(layer->ctx->ops->adapter_set(layer->weights, adapter));
+  layer->has_adapter = adapter != NULL;
+  return OPROJ_OK;
+}
+
+oproj_status oproj_layer_set_out(oproj_layer *layer, oproj_out_fn fn, void *user,
+                                 oproj_scale_layout layout) {
+  REQUIRE(layer, OPROJ_ERR_INVALID, "layer must not be NULL");
+  REQUIRE(layout >= OPROJ_SCALE_F32 && layout <= OPROJ_SCALE_UE8M0_TILE, OPROJ_ERR_INVALID,
+          "layout is %d; it is no oproj_scale_layout", (int)layout);
+  layer->out = (oproj_kernels_out){.fn = fn, .user = user, .layout = layout};
+  return OPROJ_OK;
+}
+
+oproj_status oproj_layer_path(const oproj_layer *layer, int32_t tokens, oproj_path_choice *out) {
+  REQUIRE(layer, OPROJ_ERR_INVALID, "layer must not be NULL");
+  const oproj_ctx *ctx = layer->ctx;
+  oproj_path_query query = {.sm = ctx->ops->capability(ctx->kernels),
+                            .tokens = tokens,
+                            .quant_block = ctx->dims.quant_block,
+                            .wo_a = layer->wo_a,
+                            .wo_b = layer->wo_b,
+                            .has_adapter = layer->has_adapter};
+  return oproj_path_choose(&query, out);
+}
+
+/* ---- argument checks of the hot calls ---------------------------------------------------------- */
+
+static int32_t heads_held(const oproj_ctx *ctx) {
+  return ctx->shard.head_end - ctx->shard.head_begin;
+}
+
+static int32_t groups_held(const oproj_ctx *ctx) {
+  return ctx->shard.group_end - ctx->shard.group_begin;
+}
+
+static int32_t group_cols(const oproj_ctx *ctx) {
+  return ctx->dims.heads / ctx->dims.groups * ctx->dims.head_dim;
+}
+
+static int32_t z_cols(const oproj_ctx *ctx) {
+  return ctx->shard.z_end - ctx->shard.z_begin;
+}
+
+static oproj_status check_tokens(const oproj_ctx *ctx, int32_t tokens) {
+  REQUIRE(tokens >= 0 && tokens <= ctx->max_tokens, OPROJ_ERR_INVALID,
+          "tokens is %d; this context takes 0 to %d", tokens, ctx->max_tokens);
+  return OPROJ_OK;
+}
+
+/* Heads of one token must not overlap: a stride shorter than what it steps over is a mistake. */
+static oproj_status check_strides(const oproj_ctx *ctx, const oproj_io *io) {
+  int32_t head_dim = ctx->dims.head_dim;
+  int64_t token_span = (heads_held(ctx) - 1) * io->head_stride + head_dim;
+  REQUIRE(io->head_stride >= head_dim && io->head_stride <= INT64_C(1) << 40, OPROJ_ERR_INVALID,
+          "head_stride is %lld; a head has %d values", (long long)io->head_stride, head_dim);
+  REQUIRE(io->token_stride >= token_span, OPROJ_ERR_INVALID,
+          "token_stride is %lld; %d heads span %lld values", (long long)io->token_stride,
+          heads_held(ctx), (long long)token_span);
+  return OPROJ_OK;
+}
+
+/* Checks all but y; `out` is io with its default strides filled in. */
+static oproj_status check_input(const oproj_ctx *ctx, const oproj_io *io, oproj_io *out) {
+  REQUIRE(io, OPROJ_ERR_INVALID, "io must not be NULL");
+  TRY(check_tokens(ctx, io->tokens));
+  *out = *io;
+  if (out->head_stride == 0) out->head_stride = ctx->dims.head_dim;
+  if (out->token_stride == 0) out->token_stride = heads_held(ctx) * out->head_stride;
+  TRY(check_strides(ctx, out));
+  REQUIRE(io->position_type == OPROJ_POSITION_I64 || io->position_type == OPROJ_POSITION_I32,
+          OPROJ_ERR_INVALID, "position_type is %d; it is no oproj_position_type",
+          (int)io->position_type);
+  REQUIRE(io->cos_sin_width == ctx->dims.rope_dim, OPROJ_ERR_INVALID,
+          "cos_sin has %d columns; the rotary dimension is %d", io->cos_sin_width,
+          ctx->dims.rope_dim);
+  REQUIRE(io->cos_sin_rows >= 0, OPROJ_ERR_INVALID, "cos_sin_rows is %lld",
+          (long long)io->cos_sin_rows);
+  REQUIRE(io->tokens == 0 || (io->attn_out && io->positions && io->cos_sin), OPROJ_ERR_INVALID,
+          "attn_out, positions and cos_sin must not be NULL");
+  return OPROJ_OK;
+}
+
+static oproj_status check_quant(const oproj_ctx *ctx, const char *name, const oproj_quant *q,
+                                int32_t groups, int32_t cols) {
+  REQUIRE(q, OPROJ_ERR_INVALID, "%s must not be NULL", name);
+  TRY(check_tokens(ctx, q->tokens));
+  REQUIRE(q->groups == groups && q->cols == cols, OPROJ_ERR_SHAPE,
+          "%s has %d groups of %d columns; this rank has %d of %d", name, q->groups, q->cols,
+          groups, cols);
+  REQUIRE(q->layout >= OPROJ_SCALE_F32 && q->layout <= OPROJ_SCALE_UE8M0_TILE, OPROJ_ERR_INVALID,
+          "%s has layout %d; it is no oproj_scale_layout", name, (int)q->layout);
+  REQUIRE(q->tokens == 0 || (q->codes && q->scales), OPROJ_ERR_INVALID,
+          "%s codes and scales must not be NULL", name);
+  return OPROJ_OK;
+}
+
+static oproj_status check_pointer(const char *name, const void *pointer, int32_t tokens) {
+  REQUIRE(tokens == 0 || pointer, OPROJ_ERR_INVALID, "%s must not be NULL", name);
+  return OPROJ_OK;
+}
+
+/* ---- the hot call ------------------------------------------------------------------------------ */
+
+static oproj_status forward_here(oproj_layer *layer, const oproj_io *io, uint16_t *partial,
+                                 void *stream) {
+  oproj_io checked;
+  TRY(check_input(layer->ctx, io, &checked));
+  return layer->ctx->ops->forward(layer->weights, &checked, &layer->out, partial, stream);
+}
+
+/* Whether this rank receives no row of y, so that y may be NULL. */
+static int receives_nothing(const oproj_ctx *ctx, int32_t tokens) {
+  int32_t begin = 0, end = tokens;
+  if (ctx->reduce == OPROJ_REDUCE_SCATTER)
+    oproj_plan_rows(tokens, ctx->comm->size, ctx->comm->rank, &begin, &end);
+  return begin == end;
+}
+
+oproj_status oproj_forward(oproj_layer *layer, const oproj_io *io, void *stream) {
+  REQUIRE(layer && io, OPROJ_ERR_INVALID, "layer and io must not be NULL");
+  oproj_ctx *ctx = layer->ctx;
+  int no_reduction = ctx->comm->size == 1 || ctx->reduce == OPROJ_REDUCE_NONE;
+  uint16_t *partial = no_reduction ? io->y : ctx->partial;
+  oproj_status status = OPROJ_OK;
+  if (io->tokens >= 0 && !receives_nothing(ctx, io->tokens))
+    status = check_pointer("y", io->y, io->tokens);
+  if (status == OPROJ_OK) status = forward_here(layer, io, partial, stream);
+  if (no_reduction) return status;
+  /* Peers of a failed rank must not wait in the sum.  A host backend can afford to ask first. */
+  if (ctx->ops->host) status = oproj_comm_agree(ctx->comm, status);
+  TRY(status);
+  return oproj_ctx_reduce(ctx, io->tokens, partial, io->y, stream);
+}
+
+/* ---- the stages -------------------------------------------------------------------------------- */
+
+oproj_status oproj_input_quantize(oproj_ctx *ctx, const oproj_io *io, const oproj_quant *out,
+                                  void *stream) {
+  REQUIRE(ctx, OPROJ_ERR_INVALID, "ctx must not be NULL");
+  oproj_io checked;
+  TRY(check_input(ctx, io, &checked));
+  TRY(check_quant(ctx, "out", out, groups_held(ctx), group_cols(ctx)));
+  REQUIRE(out->tokens == io->tokens, OPROJ_ERR_SHAPE, "out has %d tokens; io has %d", out->tokens,
+          io->tokens);
+  return ctx->ops->input_quantize(ctx->kernels, &checked, out, stream);
+}
+
+oproj_status oproj_input_rotate(oproj_ctx *ctx, const oproj_io *io, uint16_t *x, void *stream) {
+  REQUIRE(ctx, OPROJ_ERR_INVALID, "ctx must not be NULL");
+  oproj_io checked;
+  TRY(check_input(ctx, io, &checked));
+  TRY(check_pointer("x", x, io->tokens));
+  return ctx->ops->input_rotate(ctx->kernels, &checked, x, stream);
+}
+
+oproj_status oproj_group_forward(oproj_layer *layer, const oproj_io *io, uint16_t *z,
+                                 void *stream) {
+  REQUIRE(layer, OPROJ_ERR_INVALID, "layer must not be NULL");
+  oproj_io checked;
+  TRY(check_input(layer->ctx, io, &checked));
+  TRY(check_pointer("z", z, io->tokens));
+  return layer->ctx->ops->group_forward(layer->weights, &checked, z, stream);
+}
+
+oproj_status oproj_group_project(oproj_layer *layer, const oproj_quant *x, uint16_t *z,
+                                 void *stream) {
+  REQUIRE(layer, OPROJ_ERR_INVALID, "layer must not be NULL");
+  oproj_ctx *ctx = layer->ctx;
+  REQUIRE(layer->wo_a == OPROJ_DTYPE_E4M3, OPROJ_ERR_UNSUPPORTED,
+          "wo_a is bf16: it takes no quantised input");
+  REQUIRE(!layer->has_adapter, OPROJ_ERR_UNSUPPORTED,
+          "wo_a carries an adapter, which needs the bf16 input");
+  TRY(check_quant(ctx, "x", x, groups_held(ctx), group_cols(ctx)));
+  TRY(check_pointer("z", z, x->tokens));
+  return ctx->ops->group_project(layer->weights, x, z, stream);
+}
+
+oproj_status oproj_z_quantize(oproj_ctx *ctx, int32_t tokens, const uint16_t *z,
+                              const oproj_quant *out, void *stream) {
+  REQUIRE(ctx, OPROJ_ERR_INVALID, "ctx must not be NULL");
+  TRY(check_quant(ctx, "out", out, 1, z_cols(ctx)));
+  REQUIRE(out->tokens == tokens, OPROJ_ERR_SHAPE, "out has %d tokens; z has %d", out->tokens,
+          tokens);
+  TRY(check_pointer("z", z, tokens));
+  return ctx->ops->z_quantize(ctx->kernels, tokens, z, out, stream);
+}
+
+oproj_status oproj_out_forward(oproj_layer *layer, int32_t tokens, const uint16_t *z,
+                               uint16_t *partial, void *stream) {
+  REQUIRE(layer, OPROJ_ERR_INVALID, "layer must not be NULL");
+  TRY(check_tokens(layer->ctx, tokens));
+  TRY(check_pointer("z", z, tokens));
+  TRY(check_pointer("partial", partial, tokens));
+  return layer->ctx->ops->out_forward(layer->weights, tokens, z, partial, stream);
+}
+
+oproj_status oproj_out_project(oproj_layer *layer, const oproj_quant *z, uint16_t *partial,
+                               void *stream) {
+  REQUIRE(layer, OPROJ_ERR_INVALID, "layer must not be NULL");
+  REQUIRE(layer->wo_b == OPROJ_DTYPE_E4M3, OPROJ_ERR_UNSUPPORTED,
+          "wo_b is bf16: it takes no quantised input");
+  TRY(check_quant(layer->ctx, "z", z, 1, z_cols(layer->ctx)));
+  TRY(check_pointer("partial", partial, z->tokens));
+  return layer->ctx->ops->out_project(layer->weights, z, partial, stream);
+}
+
+static oproj_status check_reduction(const oproj_ctx *ctx, int32_t tokens, const uint16_t *partial,
+                                    const uint16_t *y) {
+  TRY(check_tokens(ctx, tokens));
+  TRY(check_pointer("partial", partial, tokens));
+  return receives_nothing(ctx, tokens) ? OPROJ_OK : check_pointer("y", y, tokens);
+}
+
+oproj_status oproj_partial_reduce(oproj_ctx *ctx, int32_t tokens, const uint16_t *partial,
+                                  uint16_t *y, void *stream) {
+  REQUIRE(ctx, OPROJ_ERR_INVALID, "ctx must not be NULL");
+  oproj_status status = check_reduction(ctx, tokens, partial, y);
+  if (ctx->ops->host) status = oproj_comm_agree(ctx->comm, status);
+  TRY(status);
+  return oproj_ctx_reduce(ctx, tokens, partial, y, stream);
+}
