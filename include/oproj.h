@@ -39,7 +39,7 @@
 extern "C" {
 #endif
 
-/* ---- status ---------------------------------------------------------------------------------- */
+/* ---- status -------------------------------------------------------------------------------- */
 
 #define OPROJ_STATUS_MAP(X)                                         \
   X(OK, 0, "success")                                               \
@@ -73,7 +73,7 @@ OPROJ_API const char *oproj_last_error(void);
 OPROJ_API oproj_status oproj_fail(oproj_status status, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* ---- the model's dimensions and the plan: pure functions ------------------------------------- */
+/* ---- the model's dimensions and the plan: pure functions ----------------------------------- */
 
 /* Must hold: all positive; groups divides heads; rope_dim even and <= head_dim; quant_block 32 or
  * 128, dividing head_dim and lora_rank. */
@@ -111,7 +111,7 @@ OPROJ_API oproj_status oproj_plan_shard(const oproj_dims *dims, oproj_split spli
 OPROJ_API void oproj_plan_rows(int32_t tokens, int32_t size, int32_t rank, int32_t *begin,
                                int32_t *end);
 
-/* ---- rotary tables --------------------------------------------------------------------------- */
+/* ---- rotary tables ------------------------------------------------------------------------- */
 
 /* How one kind of layer turns positions into angles.  `factor` <= 1 means no YaRN. */
 typedef struct oproj_rope {
@@ -129,7 +129,7 @@ typedef struct oproj_rope {
 OPROJ_API oproj_status oproj_rope_table(const oproj_rope *rope, int32_t rope_dim, int64_t begin,
                                         int64_t end, float *out);
 
-/* ---- who takes part -------------------------------------------------------------------------- */
+/* ---- who takes part ------------------------------------------------------------------------ */
 
 typedef struct oproj_comm oproj_comm;
 
@@ -145,7 +145,7 @@ OPROJ_API int32_t oproj_comm_size(const oproj_comm *comm);
  * error. Call it where one rank alone may have failed, before the next collective call. */
 OPROJ_API oproj_status oproj_comm_agree(oproj_comm *comm, oproj_status mine);
 
-/* ---- context: one rank's device, workspace and share ----------------------------------------- */
+/* ---- context: one rank's device, workspace and share --------------------------------------- */
 
 typedef struct oproj_ctx oproj_ctx;
 
@@ -194,7 +194,7 @@ OPROJ_API oproj_status oproj_buffer_write(oproj_ctx *ctx, void *to, const void *
 OPROJ_API oproj_status oproj_buffer_read(oproj_ctx *ctx, void *to_host, const void *from,
                                          size_t bytes, void *stream);
 
-/* ---- weights --------------------------------------------------------------------------------- */
+/* ---- weights ------------------------------------------------------------------------------- */
 
 typedef enum oproj_dtype { OPROJ_DTYPE_BF16, OPROJ_DTYPE_E4M3 } oproj_dtype;
 
@@ -235,7 +235,7 @@ typedef struct oproj_adapter {
 /* Copies and installs an adapter, replacing the former one; NULL removes it.  Rank-local. */
 OPROJ_API oproj_status oproj_layer_set_adapter(oproj_layer *layer, const oproj_adapter *adapter);
 
-/* ---- quantised activations ------------------------------------------------------------------- */
+/* ---- quantised activations ----------------------------------------------------------------- */
 
 /* How block scales lie in memory.  T is the token count, Tal = T rounded up to 4, S = ceil(K/block)
  * the scale columns per group; rows T..Tal-1 and unused bytes are zero. */
@@ -268,7 +268,7 @@ typedef oproj_status (*oproj_out_fn)(void *user, const oproj_quant *z, uint16_t 
 OPROJ_API oproj_status oproj_layer_set_out(oproj_layer *layer, oproj_out_fn fn, void *user,
                                            oproj_scale_layout layout);
 
-/* ---- the hot call ---------------------------------------------------------------------------- */
+/* ---- the hot call -------------------------------------------------------------------------- */
 
 typedef enum oproj_position_type { OPROJ_POSITION_I64, OPROJ_POSITION_I32 } oproj_position_type;
 
@@ -337,7 +337,7 @@ OPROJ_API oproj_status oproj_out_project(oproj_layer *layer, const oproj_quant *
 OPROJ_API oproj_status oproj_partial_reduce(oproj_ctx *ctx, int32_t tokens, const uint16_t *partial,
                                             uint16_t *y, void *stream);
 
-/* ---- which path runs ------------------------------------------------------------------------- */
+/* ---- which path runs ----------------------------------------------------------------------- */
 
 typedef enum oproj_path {
   OPROJ_PATH_REFERENCE, /* plain C on the host */

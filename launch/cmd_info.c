@@ -10,25 +10,9 @@
 #include "commands.h"
 #include "job.h"
 #include "report.h"
+#include "target.h"
 
-enum { KEY_JSON = 256, LINE_BYTES = 512 };
-
-static const struct argp_option options[] = {
-    {"json", KEY_JSON, "FILE", 0, "write the same as JSON", 0}, {0}};
-
-static error_t parse(int key, char *text, struct argp_state *state) {
-  const char **json = state->input;
-  switch (key) {
-    case KEY_JSON:
-      *json = text;
-      return 0;
-    case ARGP_KEY_ARG:
-      argp_error(state, "\"%s\" is one argument too many", text);
-      return 0;
-    default:
-      return ARGP_ERR_UNKNOWN;
-  }
-}
+enum { LINE_BYTES = 512 };
 
 static void show_versions(json_t *result) {
   char mpi[MPI_MAX_LIBRARY_VERSION_STRING];
@@ -60,7 +44,7 @@ static void show_environment(json_t *result) {
   for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
     const char *value = getenv(names[i]);
     printf("environment %s%s%s\n", names[i], value ? "=" : " is not set", value ? value : "");
-    json_object_set_new(environment, names[i], value ? json_string(value) : json_null());
+    json_object_set_new(environment, names[i], value ? report_text(value) : json_null());
   }
   json_object_set_new(result, "environment", environment);
 }
@@ -70,45 +54,56 @@ static void show_ranks(const job_state *job, const char *lines, json_t *result) 
   for (int rank = 0; rank < job->size; rank++) {
     const char *line = lines + (size_t)rank * LINE_BYTES;
     printf("rank %-6d %s\n", rank, line);
-    json_array_append_new(ranks, json_string(line));
+    json_array_append_new(ranks, report_text(line));
   }
   json_object_set_new(result, "ranks", ranks);
 }
 
-int cmd_info(int argc, char **argv) {
-  static const struct argp argp = {
-      options, parse,
-      NULL,    "Shows versions, backends, the environment read, and the CPUs of each rank.",
-      NULL,    NULL,
-      NULL};
-  const char *json_path = NULL;
-  args_parse(&argp, argc, argv, &json_path);
-
-  job_state job;
-  oproj_status status = job_start(&job);
-  if (status != OPROJ_OK) return job_finish(&job, status, JOB_OK);
-  char line[LINE_BYTES] = "", place[LINE_BYTES / 2] = "unknown", host[128] = "";
+/* Host, CPUs and memory nodes of this rank. */
+static void describe(char line[LINE_BYTES]) {
+  char place[LINE_BYTES / 2] = "unknown", host[128] = "";
   gethostname(host, sizeof host - 1);
   if (oproj_place_describe(place, sizeof place) != OPROJ_OK)
     snprintf(place, sizeof place, "%.200s", oproj_last_error());
-  snprintf(line, sizeof line, "%s: %s", host, place);
-  char *lines = job.rank == 0 ? calloc((size_t)job.size, LINE_BYTES) : NULL;
-  if (job.rank == 0 && !lines)
-    status = oproj_fail(OPROJ_ERR_NOMEM, "no memory for %d lines", job.size);
-  status = oproj_comm_agree(job.comm, status);
+  snprintf(line, LINE_BYTES, "%s: %s", host, place);
+}
+
+/* Rank 0's part; `lines` are those of all ranks. */
+static oproj_status show(const job_state *job, const char *lines, const char *json_path) {
+  json_t *result = json_object();
+  show_versions(result);
+  show_backends(result);
+  show_environment(result);
+  show_ranks(job, lines, result);
+  if (json_path) return report_json(json_path, result);
+  json_decref(result);
+  return OPROJ_OK;
+}
+
+static oproj_status prepare(const job_state *job, const char *json_path, char **lines) {
+  if (job->rank != 0) return OPROJ_OK;
+  oproj_status status = target_check("--json", json_path, NULL, NULL);
+  if (status != OPROJ_OK) return status;
+  *lines = calloc((size_t)job->size, LINE_BYTES);
+  return *lines ? OPROJ_OK : oproj_fail(OPROJ_ERR_NOMEM, "no memory for %d lines", job->size);
+}
+
+oproj_status cmd_info(job_state *job, int argc, char **argv) {
+  const char *json_path = NULL;
+  const args_option options[] = {{"json", "FILE", "write the same as JSON", .text = &json_path},
+                                 {0}};
+  const args_command command = {
+      "oproj info", "Shows versions, backends, the environment read, and the CPUs of each rank.",
+      options, NULL, NULL};
+  if (!args_parse(job, &command, argc, argv)) return OPROJ_OK;
+
+  char line[LINE_BYTES] = "", *lines = NULL;
+  oproj_status status = oproj_comm_agree(job->comm, prepare(job, json_path, &lines));
   if (status == OPROJ_OK) {
-    job_gather_text(&job, line, lines, LINE_BYTES);
-    if (job.rank == 0) {
-      json_t *result = json_object();
-      show_versions(result);
-      show_backends(result);
-      show_environment(result);
-      show_ranks(&job, lines, result);
-      if (json_path) status = report_json(json_path, json_incref(result));
-      json_decref(result);
-    }
-    status = oproj_comm_agree(job.comm, status);
+    describe(line);
+    job_gather_text(job, line, lines, LINE_BYTES);
+    status = oproj_comm_agree(job->comm, job->rank == 0 ? show(job, lines, json_path) : OPROJ_OK);
   }
   free(lines);
-  return job_finish(&job, status, JOB_OK);
+  return status;
 }

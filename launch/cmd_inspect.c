@@ -7,44 +7,16 @@
 #include "job.h"
 #include "oproj/checkpoint.h"
 #include "report.h"
+#include "target.h"
 
-enum { KEY_TP = 256, KEY_UNEVEN, KEY_JSON };
-
-static const struct argp_option options[] = {
-    {"tp", KEY_TP, "N", 0, "ranks to plan for (default 1, or those of a split checkpoint)", 0},
-    {"uneven", KEY_UNEVEN, NULL, 0, "allow ranks that do not divide the groups", 0},
-    {"json", KEY_JSON, "FILE", 0, "write the same as JSON", 0},
-    {0}};
+/* --tp where it was not given; no number of ranks that the plan would take. */
+static const int64_t NO_TP = INT64_MIN;
 
 typedef struct inspect_args {
   const char *dir, *json;
-  int32_t tp;
-  bool has_tp;
-  oproj_split split;
+  int64_t tp;
+  bool uneven;
 } inspect_args;
-
-static error_t parse(int key, char *text, struct argp_state *state) {
-  inspect_args *args = state->input;
-  switch (key) {
-    case KEY_TP:
-      args->tp = (int32_t)args_integer(state, "--tp", text, INT32_MIN, INT32_MAX);
-      args->has_tp = true;
-      return 0;
-    case KEY_UNEVEN:
-      args->split = OPROJ_SPLIT_UNEVEN;
-      return 0;
-    case KEY_JSON:
-      args->json = text;
-      return 0;
-    case ARGP_KEY_ARG:
-      return args_take_dir(state, &args->dir, text);
-    case ARGP_KEY_END:
-      if (!args->dir) argp_error(state, "the checkpoint's folder is missing");
-      return 0;
-    default:
-      return ARGP_ERR_UNKNOWN;
-  }
-}
 
 static const char *dtype_word(oproj_dtype dtype) {
   return dtype == OPROJ_DTYPE_BF16 ? "BF16" : "F8_E4M3";
@@ -149,10 +121,9 @@ static oproj_status show_shares(const oproj_checkpoint *checkpoint, int32_t tp, 
 
 static oproj_status inspect(const inspect_args *args, const oproj_checkpoint *checkpoint,
                             json_t *result) {
-  int32_t tp = args->tp;
-  oproj_split split = args->split;
+  oproj_split split = args->uneven ? OPROJ_SPLIT_UNEVEN : OPROJ_SPLIT_EVEN;
   int32_t made_for = oproj_checkpoint_split_size(checkpoint);
-  if (!args->has_tp) tp = made_for > 0 ? made_for : 1;
+  int32_t tp = args->tp != NO_TP ? (int32_t)args->tp : made_for > 0 ? made_for : 1;
   if (made_for > 0) split = oproj_checkpoint_split_kind(checkpoint);
   /* A plan that is refused is refused before anything is shown. */
   oproj_shard first;
@@ -166,21 +137,27 @@ static oproj_status inspect(const inspect_args *args, const oproj_checkpoint *ch
   return status;
 }
 
-int cmd_inspect(int argc, char **argv) {
-  static const struct argp argp = {
-      options, parse,
-      "DIR",   "Shows dimensions, layers, dtypes and per-rank shares of the checkpoint in DIR.",
-      NULL,    NULL,
-      NULL};
-  inspect_args args = {.split = OPROJ_SPLIT_EVEN};
-  args_parse(&argp, argc, argv, &args);
+oproj_status cmd_inspect(job_state *job, int argc, char **argv) {
+  inspect_args args = {.tp = NO_TP};
+  const args_option options[] = {
+      {"tp", "N", "ranks to plan for (default 1, or those of a split checkpoint)",
+       .number = &args.tp, .least = INT32_MIN, .most = INT32_MAX},
+      {"uneven", NULL, "allow ranks that do not divide the groups", .on = &args.uneven},
+      {"json", "FILE", "write the same as JSON", .text = &args.json},
+      {0}};
+  const args_command command = {
+      "oproj inspect",
+      "Shows dimensions, layers, dtypes and per-rank shares of the checkpoint in DIR.", options,
+      "DIR", &args.dir};
+  if (!args_parse(job, &command, argc, argv)) return OPROJ_OK;
 
   oproj_checkpoint *checkpoint = NULL;
   json_t *result = json_object();
-  oproj_status status = oproj_checkpoint_open(&checkpoint, args.dir);
+  oproj_status status = target_check("--json", args.json, NULL, args.dir);
+  if (status == OPROJ_OK) status = oproj_checkpoint_open(&checkpoint, args.dir);
   if (status == OPROJ_OK) status = inspect(&args, checkpoint, result);
   if (status == OPROJ_OK && args.json) status = report_json(args.json, json_incref(result));
   json_decref(result);
   oproj_checkpoint_close(checkpoint);
-  return status == OPROJ_OK ? JOB_OK : job_fail(status);
+  return status;
 }

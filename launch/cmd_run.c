@@ -1,134 +1,24 @@
-/* cmd_run.c - `oproj run`: the main job.  Every rank loads its share of each layer, projects the input
- * through it, and the ranks' shares are summed; rank 0 prints, writes and checks. */
+/* cmd_run.c - `oproj run`: the main job.  Every rank loads its share of each layer, projects the
+ * input through it, and the ranks' shares are summed; rank 0 prints, writes and checks. */
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 #include <xxhash.h>
 
-#include "args.h"
 #include "commands.h"
 #include "job.h"
 #include "oproj/checkpoint.h"
 #include "oproj/safetensors.h"
 #include "report.h"
+#include "run_args.h"
 #include "run_check.h"
 #include "run_input.h"
+#include "target.h"
 
-/* ---- command line -------------------------------------------------------------------------------- */
-
-enum {
-  KEY_TOKENS = 256,
-  KEY_LAYERS,
-  KEY_INPUT,
-  KEY_OUTPUT,
-  KEY_CHECK,
-  KEY_SEED,
-  KEY_BACKEND,
-  KEY_COMM,
-  KEY_REDUCE,
-  KEY_UNEVEN,
-  KEY_JSON
-};
-
-static const struct argp_option options[] = {
-    {"tokens", KEY_TOKENS, "T", 0, "tokens to make up, or that --input must hold (default 16)", 0},
-    {"layers", KEY_LAYERS, "WHICH", 0,
-     "all, one number, or a:b for [a, b); draft layers follow the others (default all)", 0},
-    {"input", KEY_INPUT, "F", 0,
-     "safetensors with attn_out BF16 [T, heads, head_dim], positions I64 [T] and optionally "
-     "cos_sin "
-     "F32 [rows, rope_dim]",
-     0},
-    {"output", KEY_OUTPUT, "F", 0, "safetensors to write: layers.N.y BF16 [T, hidden]", 0},
-    {"check", KEY_CHECK, NULL, 0, "compare with the formula in double precision and with one rank",
-     0},
-    {"seed", KEY_SEED, "S", 0, "of the made-up input (default 0)", 0},
-    {"backend", KEY_BACKEND, "B", 0, "auto, ref or cuda (default auto)", 0},
-    {"comm", KEY_COMM, "C", 0, "auto, mpi or nccl (default auto)", 0},
-    {"reduce", KEY_REDUCE, "R", 0,
-     "all, scatter, vendor or none (default all: deterministic, in rank order)", 0},
-    {"uneven", KEY_UNEVEN, NULL, 0, "allow ranks that do not divide the groups", 0},
-    {"json", KEY_JSON, "FILE", 0, "write the table as JSON", 0},
-    {0}};
-
-static const char *const backends[] = {"auto", "ref", "cuda", NULL};
-static const char *const comms[] = {"auto", "mpi", "nccl", NULL};
-static const char *const reduces[] = {"all", "scatter", "vendor", "none", NULL};
-
-typedef struct run_args {
-  const char *dir, *input, *output, *json;
-  int32_t tokens;                 /* -1: not given */
-  int32_t layer_begin, layer_end; /* end -1: the last */
-  bool check;
-  uint64_t seed;
-  int backend, comm;
-  oproj_reduce reduce;
-  oproj_split split;
-} run_args;
-
-static void parse_layers(const struct argp_state *state, char *text, run_args *args) {
-  enum { MOST = 1 << 20 };
-  if (strcmp(text, "all") == 0) return;
-  char *colon = strchr(text, ':');
-  if (colon) *colon = '\0';
-  args->layer_begin = (int32_t)args_integer(state, "--layers", text, 0, MOST);
-  args->layer_end =
-      colon ? (int32_t)args_integer(state, "--layers", colon + 1, 0, MOST) : args->layer_begin + 1;
-  if (args->layer_end <= args->layer_begin)
-    argp_error(state, "--layers %d:%d is empty", args->layer_begin, args->layer_end);
-}
-
-static error_t parse(int key, char *text, struct argp_state *state) {
-  run_args *args = state->input;
-  switch (key) {
-    case KEY_TOKENS:
-      args->tokens = (int32_t)args_integer(state, "--tokens", text, 0, 1 << 20);
-      return 0;
-    case KEY_LAYERS:
-      parse_layers(state, text, args);
-      return 0;
-    case KEY_INPUT:
-      args->input = text;
-      return 0;
-    case KEY_OUTPUT:
-      args->output = text;
-      return 0;
-    case KEY_CHECK:
-      args->check = true;
-      return 0;
-    case KEY_SEED:
-      args->seed = (uint64_t)args_integer(state, "--seed", text, 0, INT64_MAX);
-      return 0;
-    case KEY_BACKEND:
-      args->backend = args_word(state, "--backend", text, backends);
-      return 0;
-    case KEY_COMM:
-      args->comm = args_word(state, "--comm", text, comms);
-      return 0;
-    case KEY_REDUCE:
-      args->reduce = (oproj_reduce)args_word(state, "--reduce", text, reduces);
-      return 0;
-    case KEY_UNEVEN:
-      args->split = OPROJ_SPLIT_UNEVEN;
-      return 0;
-    case KEY_JSON:
-      args->json = text;
-      return 0;
-    case ARGP_KEY_ARG:
-      return args_take_dir(state, &args->dir, text);
-    case ARGP_KEY_END:
-      if (!args->dir) argp_error(state, "the checkpoint's folder is missing");
-      if (args->reduce == OPROJ_REDUCE_NONE && (args->output || args->check))
-        argp_error(state, "--reduce none leaves no y to write or check");
-      return 0;
-    default:
-      return ARGP_ERR_UNKNOWN;
-  }
-}
-
-/* ---- one run --------------------------------------------------------------------------------------- */
+/* ---- one run -------------------------------------------------------------------------------- */
 
 /* A rotary table in host memory and on the device. */
 typedef struct table {
@@ -139,14 +29,14 @@ typedef struct table {
 
 typedef struct run {
   const run_args *args;
-  job_state job;
+  job_state *job;
   oproj_checkpoint *checkpoint;
   const oproj_model *model;
   oproj_split split;
   oproj_shard shard;
   run_input input, whole; /* this rank's heads; all heads, on rank 0 with --check */
   oproj_ctx *ctx;
-  void *attn_out, *positions, *y; /* on the device */
+  void *attn_out, *positions, *y; /* on the device; positions are rows of the tables */
   uint16_t *host_y;               /* this rank's rows of y */
   uint16_t *whole_y;              /* rank 0: all rows */
   table tables[2];                /* plain, compressed: made when first needed */
@@ -167,21 +57,32 @@ static int32_t last_layer(const run *r) {
   return r->args->layer_end < 0 ? layers : r->args->layer_end;
 }
 
+/* Rank 0: what it will write must be possible, and nothing that is read. */
+static oproj_status check_targets(const run *r) {
+  const run_args *args = r->args;
+  if (r->job->rank != 0) return OPROJ_OK;
+  oproj_status status = target_check("--output", args->output, args->input, args->dir);
+  if (status == OPROJ_OK) status = target_check("--json", args->json, args->input, args->dir);
+  if (status == OPROJ_OK && args->output && args->json && target_same(args->output, args->json))
+    status = oproj_fail(OPROJ_ERR_INVALID, "--output and --json are both %s", args->json);
+  return status;
+}
+
 /* What can be refused from the checkpoint's headers alone. */
 static oproj_status check_plan(run *r) {
   int32_t layers = r->model->layers + r->model->draft_layers;
   int32_t made_for = oproj_checkpoint_split_size(r->checkpoint);
   r->split = made_for > 0 ? oproj_checkpoint_split_kind(r->checkpoint) : r->args->split;
   oproj_status status =
-      oproj_plan_shard(&r->model->dims, r->split, r->job.size, r->job.rank, &r->shard);
+      oproj_plan_shard(&r->model->dims, r->split, r->job->size, r->job->rank, &r->shard);
   if (status != OPROJ_OK) return status;
-  if (made_for > 0 && made_for != r->job.size)
+  if (made_for > 0 && made_for != r->job->size)
     return oproj_fail(OPROJ_ERR_SHAPE, "%s was split for %d ranks; %d are running", r->args->dir,
-                      made_for, r->job.size);
+                      made_for, r->job->size);
   if (last_layer(r) > layers)
     return oproj_fail(OPROJ_ERR_INVALID, "layers end at %d; the checkpoint has %d", last_layer(r),
                       layers);
-  if (r->args->comm == 2)
+  if (r->args->comm == RUN_COMM_NCCL)
     return oproj_fail(OPROJ_ERR_UNSUPPORTED, "this build has no NCCL communicator");
   for (int32_t layer = r->args->layer_begin; layer < last_layer(r); layer++) {
     oproj_layer_info info;
@@ -200,11 +101,11 @@ static oproj_status load_input(run *r, const oproj_shard *shard, run_input *out)
 static oproj_status open_inputs(run *r) {
   oproj_shard everything;
   oproj_status status = load_input(r, &r->shard, &r->input);
-  if (status == OPROJ_OK && r->args->check && r->job.rank == 0) {
+  if (status == OPROJ_OK && r->args->check && r->job->rank == 0) {
     status = oproj_plan_shard(&r->model->dims, OPROJ_SPLIT_EVEN, 1, 0, &everything);
     if (status == OPROJ_OK) status = load_input(r, &everything, &r->whole);
     if (status == OPROJ_OK)
-      status = run_check_create(&r->check, r->checkpoint, r->job.size, &r->whole);
+      status = run_check_create(&r->check, r->checkpoint, r->job->size, &r->whole);
   }
   return status;
 }
@@ -220,19 +121,19 @@ static oproj_status create_buffers(run *r) {
   size_t y_bytes = tokens * (size_t)d->hidden * sizeof *r->host_y;
   size_t heads = (size_t)(r->shard.head_end - r->shard.head_begin);
   r->host_y = malloc(y_bytes + 1);
-  r->whole_y = r->job.rank == 0 ? malloc(y_bytes + 1) : NULL;
-  if (!r->host_y || (r->job.rank == 0 && !r->whole_y))
+  r->whole_y = r->job->rank == 0 ? malloc(y_bytes + 1) : NULL;
+  if (!r->host_y || (r->job->rank == 0 && !r->whole_y))
     return oproj_fail(OPROJ_ERR_NOMEM, "no memory for y of %d tokens", r->input.tokens);
   oproj_status status = oproj_buffer_create(r->ctx, y_bytes, &r->y);
   if (status == OPROJ_OK)
     status = upload(r, r->input.attn_out, tokens * heads * (size_t)d->head_dim * 2, &r->attn_out);
   if (status == OPROJ_OK)
-    status = upload(r, r->input.positions, tokens * sizeof *r->input.positions, &r->positions);
+    status = upload(r, r->input.rows, tokens * sizeof *r->input.rows, &r->positions);
   return status;
 }
 
 static oproj_status create_output(run *r) {
-  if (!r->args->output || r->job.rank != 0) return OPROJ_OK;
+  if (!r->args->output || r->job->rank != 0) return OPROJ_OK;
   int32_t first = r->args->layer_begin, count = last_layer(r) - first;
   oproj_tensor *tensors = calloc((size_t)count + 1, sizeof *tensors);
   char(*names)[64] = calloc((size_t)count + 1, sizeof *names);
@@ -254,34 +155,19 @@ static oproj_status create_output(run *r) {
   return status;
 }
 
-/* The table that a layer's angles come from, with rows for every position in use. */
+/* The table that a layer's angles come from. */
 static oproj_status layer_table(run *r, int compressed, const table **out) {
   table *t = &r->tables[r->input.cos_sin ? 0 : compressed];
   *out = t;
-  if (t->rows > 0) return OPROJ_OK;
+  if (t->host) return OPROJ_OK;
   int32_t width = r->model->dims.rope_dim;
-  int64_t rows = r->input.cos_sin_rows;
-  oproj_status status = OPROJ_OK;
-  if (!r->input.cos_sin) {
-    rows = 1;
-    for (int32_t i = 0; i < r->input.tokens; i++)
-      if (r->input.positions[i] >= rows) rows = r->input.positions[i] + 1;
-  }
-  size_t bytes = (size_t)rows * (size_t)width * sizeof *t->host;
-  t->host = malloc(bytes + 1);
-  if (!t->host)
-    return oproj_fail(OPROJ_ERR_NOMEM, "no memory for a table of %lld positions", (long long)rows);
-  if (r->input.cos_sin)
-    memcpy(t->host, r->input.cos_sin, bytes);
-  else
-    status = oproj_rope_table(compressed ? &r->model->compressed : &r->model->plain, width, 0, rows,
-                              t->host);
-  if (status == OPROJ_OK) status = upload(r, t->host, bytes, &t->device);
-  t->rows = rows;
-  return status;
+  const oproj_rope *rope = compressed ? &r->model->compressed : &r->model->plain;
+  oproj_status status = run_input_table(&r->input, rope, width, &t->host, &t->rows);
+  if (status != OPROJ_OK) return status;
+  return upload(r, t->host, (size_t)t->rows * (size_t)width * sizeof *t->host, &t->device);
 }
 
-/* ---- one layer ------------------------------------------------------------------------------------- */
+/* ---- one layer ------------------------------------------------------------------------------ */
 
 static oproj_status project(run *r, oproj_layer *layer, const table *cos_sin, double *us) {
   oproj_io io = {.tokens = r->input.tokens,
@@ -291,15 +177,15 @@ static oproj_status project(run *r, oproj_layer *layer, const table *cos_sin, do
                  .cos_sin_rows = cos_sin->rows,
                  .cos_sin_width = r->model->dims.rope_dim,
                  .y = r->y};
-  oproj_status status = oproj_comm_agree(r->job.comm, OPROJ_OK); /* all start together */
+  oproj_status status = oproj_comm_agree(r->job->comm, OPROJ_OK); /* all start together */
   double begin = microseconds();
   if (status == OPROJ_OK) status = oproj_forward(layer, &io, NULL);
   uint16_t probe; /* the read waits for the device */
   if (status == OPROJ_OK && io.tokens > 0)
     status = oproj_buffer_read(r->ctx, &probe, r->y, sizeof probe, NULL);
   double mine = microseconds() - begin;
-  status = oproj_comm_agree(r->job.comm, status);
-  *us = job_max(&r->job, mine);
+  status = oproj_comm_agree(r->job->comm, status);
+  *us = job_max(r->job, mine);
   return status;
 }
 
@@ -307,16 +193,28 @@ static oproj_status project(run *r, oproj_layer *layer, const table *cos_sin, do
 static oproj_status collect(run *r) {
   int32_t tokens = r->input.tokens, hidden = r->model->dims.hidden, begin = 0, end = tokens;
   bool scattered = r->args->reduce == OPROJ_REDUCE_SCATTER;
-  if (scattered) oproj_plan_rows(tokens, r->job.size, r->job.rank, &begin, &end);
+  if (scattered) oproj_plan_rows(tokens, r->job->size, r->job->rank, &begin, &end);
   size_t bytes = (size_t)(end - begin) * (size_t)hidden * sizeof *r->host_y;
   oproj_status status = oproj_buffer_read(r->ctx, r->host_y, r->y, bytes, NULL);
-  status = oproj_comm_agree(r->job.comm, status);
+  status = oproj_comm_agree(r->job->comm, status);
   if (status != OPROJ_OK) return status;
   if (scattered)
-    job_gather_rows(&r->job, tokens, hidden, r->host_y, r->whole_y);
-  else if (r->job.rank == 0)
+    job_gather_rows(r->job, tokens, hidden, r->host_y, r->whole_y);
+  else if (r->job->rank == 0)
     memcpy(r->whole_y, r->host_y, bytes);
   return OPROJ_OK;
+}
+
+static void print_heading(const run *r) {
+  const oproj_dims *d = &r->model->dims;
+  printf("# %s: hidden %d, %d heads, %d groups, o_lora_rank %d, blocks of %d\n",
+         r->model->model_type, d->hidden, d->heads, d->groups, d->lora_rank, d->quant_block);
+  printf("# %d rank%s (%s), backend %s, reduction %s, %d tokens\n", r->job->size,
+         r->job->size == 1 ? "" : "s", r->split == OPROJ_SPLIT_UNEVEN ? "uneven" : "even",
+         oproj_ctx_backend(r->ctx), run_reduces[r->args->reduce], r->input.tokens);
+  printf("#%-10s %-10s %12s  %-16s%s\n", "layer", "path", "time", "checksum of y",
+         r->args->check ? "  check error     vs one rank" : "");
+  printf("#%-10s %-10s %12s\n", "", "", "us");
 }
 
 static void print_row(run *r, const oproj_layer_info *info, const char *path, double us,
@@ -332,20 +230,22 @@ static void print_row(run *r, const oproj_layer_info *info, const char *path, do
     printf("  %-4s %.2e  %.2e", check->passed ? "ok" : "FAIL", check->error, check->one_rank_error);
     json_object_set_new(
         row, "check",
-        json_pack("{s:b, s:f, s:f, s:f, s:I, s:I}", "passed", check->passed, "error", check->error,
-                  "tolerance", check->tolerance, "one_rank_error", check->one_rank_error,
-                  "one_rank_differs", (json_int_t)check->one_rank_differs, "nan_differs",
-                  (json_int_t)check->nan_differs));
+        json_pack("{s:b, s:o, s:f, s:o, s:I, s:I, s:I, s:I}", "passed", check->passed, "error",
+                  report_number(check->error), "tolerance", check->tolerance, "one_rank_error",
+                  report_number(check->one_rank_error), "one_rank_differs",
+                  (json_int_t)check->one_rank_differs, "nan_differs",
+                  (json_int_t)check->nan_differs, "not_finite", (json_int_t)check->not_finite,
+                  "compared", (json_int_t)check->compared));
   }
   printf("\n");
-  fflush(stdout);
+  job_flush(r->job);
   json_array_append_new(r->rows, row);
 }
 
 /* Rank 0's part after a layer: write, check, print. */
 static oproj_status conclude(run *r, int32_t index, const oproj_layer_info *info,
                              const table *cos_sin, const char *path, double us) {
-  if (r->job.rank != 0) return OPROJ_OK;
+  if (r->job->rank != 0) return OPROJ_OK;
   int64_t bytes = (int64_t)r->input.tokens * r->model->dims.hidden * 2;
   run_check_result check;
   oproj_status status = OPROJ_OK;
@@ -354,6 +254,7 @@ static oproj_status conclude(run *r, int32_t index, const oproj_layer_info *info
     status = run_check_layer(r->check, index, cos_sin->host, cos_sin->rows, r->whole_y, &check);
     if (status == OPROJ_OK && !check.passed) r->passed = false;
   }
+  if (status == OPROJ_OK && json_array_size(r->rows) == 0) print_heading(r);
   if (status == OPROJ_OK) print_row(r, info, path, us, r->check ? &check : NULL);
   return status;
 }
@@ -366,64 +267,70 @@ static oproj_status run_layer(run *r, int32_t index) {
   double us = 0.0;
   oproj_status status = oproj_checkpoint_layer(r->checkpoint, index, &info);
   if (status == OPROJ_OK) status = layer_table(r, info.compressed != 0, &cos_sin);
-  status = oproj_comm_agree(r->job.comm, status);
+  status = oproj_comm_agree(r->job->comm, status);
   if (status == OPROJ_OK) status = oproj_layer_load(&layer, r->ctx, r->checkpoint, index);
   if (status == OPROJ_OK)
-    status = oproj_comm_agree(r->job.comm, oproj_layer_path(layer, r->input.tokens, &path));
+    status = oproj_comm_agree(r->job->comm, oproj_layer_path(layer, r->input.tokens, &path));
   if (status == OPROJ_OK) status = project(r, layer, cos_sin, &us);
   if (status == OPROJ_OK) status = collect(r);
   if (status == OPROJ_OK)
-    status = oproj_comm_agree(r->job.comm, conclude(r, index, &info, cos_sin, path.name, us));
+    status = oproj_comm_agree(r->job->comm, conclude(r, index, &info, cos_sin, path.name, us));
   oproj_layer_destroy(layer);
   return status;
-}
-
-static void print_heading(const run *r) {
-  const oproj_dims *d = &r->model->dims;
-  printf("# %s: hidden %d, %d heads, %d groups, o_lora_rank %d, blocks of %d\n",
-         r->model->model_type, d->hidden, d->heads, d->groups, d->lora_rank, d->quant_block);
-  printf("# %d rank%s (%s), backend %s, reduction %s, %d tokens\n", r->job.size,
-         r->job.size == 1 ? "" : "s", r->split == OPROJ_SPLIT_UNEVEN ? "uneven" : "even",
-         oproj_ctx_backend(r->ctx), reduces[r->args->reduce], r->input.tokens);
-  printf("#%-10s %-10s %12s  %-16s%s\n", "layer", "path", "time", "checksum of y",
-         r->args->check ? "  check error     vs one rank" : "");
-  printf("#%-10s %-10s %12s\n", "", "", "us");
-  fflush(stdout);
 }
 
 static oproj_status run_layers(run *r) {
   oproj_status status = OPROJ_OK;
   int32_t first = r->args->layer_begin, count = last_layer(r) - first;
-  if (r->job.rank == 0) print_heading(r);
   for (int32_t i = 0; i < count && status == OPROJ_OK; i++) {
-    if (r->job.rank == 0) report_step("layer", i + 1, count);
-    status = run_layer(r, first + i);
+    status = job_agree_to_go_on(r->job);
+    if (status == OPROJ_OK && r->job->rank == 0) report_step("layer", i + 1, count);
+    if (status == OPROJ_OK) status = run_layer(r, first + i);
   }
-  return status;
+  return status == OPROJ_OK ? job_agree_to_go_on(r->job) : status;
 }
 
-/* ---- the whole ------------------------------------------------------------------------------------- */
+/* ---- the whole ------------------------------------------------------------------------------ */
 
+static json_t *whole_table(const run *r) {
+  return json_pack("{s:s, s:i, s:s, s:s, s:i, s:b, s:b, s:O}", "model", r->model->model_type,
+                   "ranks", r->job->size, "backend", oproj_ctx_backend(r->ctx), "reduce",
+                   run_reduces[r->args->reduce], "tokens", r->input.tokens, "checked",
+                   r->args->check, "passed", r->passed, "layers", r->rows);
+}
+
+/* Takes away an output that has got its name already. */
+static void withdraw(const char *path) {
+  char *real;
+  if (oproj_tensors_target(path, &real) != OPROJ_OK) return;
+  unlink(real);
+  free(real);
+}
+
+/* Both files or none: what can fail for lack of space is done before the first gets its name. */
 static oproj_status write_results(run *r) {
+  if (r->job->rank != 0) return OPROJ_OK;
+  report_file json = {0};
   oproj_status status = OPROJ_OK;
-  if (r->job.rank != 0) return OPROJ_OK;
-  if (r->writer) {
+  bool with_output = r->writer != NULL;
+  if (r->args->json) status = report_stage(&json, r->args->json, whole_table(r));
+  if (status == OPROJ_OK && with_output) {
     status = oproj_tensors_finish(r->writer);
-    r->writer = NULL;
+    r->writer = NULL; /* finish freed it */
   }
-  if (status == OPROJ_OK && r->args->json)
-    status = report_json(
-        r->args->json,
-        json_pack("{s:s, s:i, s:s, s:s, s:i, s:b, s:b, s:O}", "model", r->model->model_type,
-                  "ranks", r->job.size, "backend", oproj_ctx_backend(r->ctx), "reduce",
-                  reduces[r->args->reduce], "tokens", r->input.tokens, "checked", r->args->check,
-                  "passed", r->passed, "layers", r->rows));
+  if (status == OPROJ_OK) {
+    status = report_keep(&json);
+    if (status != OPROJ_OK && with_output) withdraw(r->args->output);
+  }
+  report_drop(&json);
   return status;
 }
 
 static oproj_status execute(run *r) {
-  oproj_comm *comm = r->job.comm;
-  oproj_status status = oproj_comm_agree(comm, oproj_checkpoint_open(&r->checkpoint, r->args->dir));
+  oproj_comm *comm = r->job->comm;
+  oproj_status status = oproj_comm_agree(comm, check_targets(r));
+  if (status == OPROJ_OK)
+    status = oproj_comm_agree(comm, oproj_checkpoint_open(&r->checkpoint, r->args->dir));
   if (status != OPROJ_OK) return status;
   r->model = oproj_checkpoint_model(r->checkpoint);
   status = oproj_comm_agree(comm, check_plan(r));
@@ -431,7 +338,7 @@ static oproj_status execute(run *r) {
   if (status != OPROJ_OK) return status;
 
   oproj_config config = OPROJ_CONFIG_INIT;
-  config.backend = r->args->backend == 0 ? NULL : backends[r->args->backend];
+  config.backend = r->args->backend == RUN_BACKEND_AUTO ? NULL : run_backends[r->args->backend];
   config.max_tokens = r->input.tokens;
   config.split = r->split;
   config.reduce = r->args->reduce;
@@ -462,25 +369,13 @@ static void release(run *r) {
   json_decref(r->rows);
 }
 
-int cmd_run(int argc, char **argv) {
-  static const struct argp argp = {options,
-                                   parse,
-                                   "DIR",
-                                   "Projects an attention output through the layers of the "
-                                   "checkpoint in DIR (whole or split), on "
-                                   "as many ranks as mpirun started, and prints one row per layer.",
-                                   NULL,
-                                   NULL,
-                                   NULL};
-  run_args args = {.tokens = -1, .layer_end = -1};
-  args_parse(&argp, argc, argv, &args);
-
-  run r = {.args = &args, .passed = true};
-  oproj_status status = job_start(&r.job);
-  if (status == OPROJ_OK) {
-    r.rows = json_array();
-    status = execute(&r);
-    release(&r);
-  }
-  return job_finish(&r.job, status, r.passed ? JOB_OK : JOB_CHECK_FAILED);
+oproj_status cmd_run(job_state *job, int argc, char **argv) {
+  run_args args;
+  if (!run_args_parse(job, argc, argv, &args)) return OPROJ_OK;
+  job_catch_interrupts();
+  run r = {.args = &args, .job = job, .passed = true, .rows = json_array()};
+  oproj_status status = execute(&r);
+  if (!r.passed) job->code = JOB_CHECK_FAILED;
+  release(&r);
+  return status;
 }

@@ -1,11 +1,17 @@
-/* commands.h - the commands of the program; each parses its own flags and returns an exit code. */
+/* commands.h - the commands of the program.  Each gets its own words, argv[0] being its name, and
+ * returns a status whose sentence is the last error; job->code says how a success ends. */
 #ifndef OPROJ_LAUNCH_COMMANDS_H
 #define OPROJ_LAUNCH_COMMANDS_H
 
-int cmd_info(int argc, char **argv);
-int cmd_synth(int argc, char **argv);
-int cmd_inspect(int argc, char **argv);
-int cmd_split(int argc, char **argv);
-int cmd_run(int argc, char **argv);
+#include "job.h"
+
+/* COLLECTIVE. */
+oproj_status cmd_info(job_state *job, int argc, char **argv);
+oproj_status cmd_run(job_state *job, int argc, char **argv);
+
+/* Work of one process. */
+oproj_status cmd_synth(job_state *job, int argc, char **argv);
+oproj_status cmd_inspect(job_state *job, int argc, char **argv);
+oproj_status cmd_split(job_state *job, int argc, char **argv);
 
 #endif /* OPROJ_LAUNCH_COMMANDS_H */

@@ -1,35 +1,133 @@
-/* job.c - MPI's start and end, who speaks, and what the process returns. */
+/* job.c - MPI's start and end, who speaks, what interrupts, and what the process returns. */
 #include "job.h"
 
+#include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "oproj/mpi.h"
 
+/* ---- start ---------------------------------------------------------------------------------- */
+
+/* A whole number >= 0, or -1. */
+static long count_in(const char *variable) {
+  const char *text = getenv(variable);
+  char *end;
+  if (!text || *text < '0' || *text > '9') return -1;
+  long value = strtol(text, &end, 10);
+  return *end == '\0' ? value : -1;
+}
+
 int job_launched_rank(void) {
-  static const char *const variables[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK",
-                                          "SLURM_PROCID"};
-  for (size_t i = 0; i < sizeof variables / sizeof variables[0]; i++) {
-    const char *rank = getenv(variables[i]);
-    if (rank) return atoi(rank);
+  /* A rank that lingers in somebody's environment must not make a process started alone wait for
+   * others: it counts only with its `size` and with `witness`, where the launcher sets those. */
+  static const struct {
+    const char *rank, *size, *witness;
+  } launchers[] = {{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", NULL},
+                   {"PMIX_RANK", NULL, "PMIX_NAMESPACE"},
+                   {"PMI_RANK", "PMI_SIZE", NULL},
+                   {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_ID"}};
+  for (size_t i = 0; i < sizeof launchers / sizeof launchers[0]; i++) {
+    long rank = count_in(launchers[i].rank);
+    if (rank < 0 || (launchers[i].size && rank >= count_in(launchers[i].size))) continue;
+    if (!launchers[i].witness || getenv(launchers[i].witness)) return (int)rank;
   }
   return -1;
 }
 
-oproj_status job_start(job_state *job) {
-  *job = (job_state){.size = 1};
-  if (job_launched_rank() < 0) return oproj_comm_self(&job->comm);
-  job->mpi = true;
+/* The words behind argv[0], each with its NUL; *bytes is their length. */
+static char *join_words(int argc, char **argv, int *bytes) {
+  size_t length = 0;
+  for (int i = 1; i < argc; i++) length += strlen(argv[i]) + 1;
+  char *words = malloc(length + 1);
+  char *to = words;
+  for (int i = 1; words && i < argc; i++) to = stpcpy(to, argv[i]) + 1;
+  *bytes = (int)length; /* the kernel takes no command line of 2 GB */
+  return words;
+}
+
+/* Holds this rank's words against rank 0's. */
+static oproj_status compare_words(int argc, char **argv, const char *first, int bytes) {
+  const char *end = first + bytes;
+  for (int i = 1; i < argc || first < end; i++) {
+    const char *mine = i < argc ? argv[i] : NULL, *theirs = first < end ? first : NULL;
+    if (!mine || !theirs || strcmp(mine, theirs) != 0)
+      return oproj_fail(OPROJ_ERR_INVALID,
+                        "word %d of its command line is \"%.200s\" and rank 0's is \"%.200s\"; all "
+                        "ranks must be started alike",
+                        i, mine ? mine : "", theirs ? theirs : "");
+    first += strlen(first) + 1;
+  }
+  return OPROJ_OK;
+}
+
+static oproj_status agree_on_words(const job_state *job, int argc, char **argv) {
+  int bytes;
+  char *words = join_words(argc, argv, &bytes);
+  MPI_Bcast(&bytes, 1, MPI_INT, 0, MPI_COMM_WORLD);
+  if (words && job->rank != 0) {
+    free(words);
+    words = malloc((size_t)bytes + 1);
+  }
+  oproj_status status =
+      words ? OPROJ_OK : oproj_fail(OPROJ_ERR_NOMEM, "no memory for a command line");
+  status = oproj_comm_agree(job->comm, status);
+  if (status == OPROJ_OK) {
+    MPI_Bcast(words, bytes, MPI_CHAR, 0, MPI_COMM_WORLD);
+    status = oproj_comm_agree(job->comm, compare_words(argc, argv, words, bytes));
+  }
+  free(words);
+  return status;
+}
+
+oproj_status job_start(job_state *job, bool mpi, int argc, char **argv) {
+  *job = (job_state){.size = 1, .code = JOB_OK};
+  if (!mpi || job_launched_rank() < 0) return oproj_comm_self(&job->comm);
   int provided;
   if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS)
-    return OPROJ_ERR_COMM;
+    return oproj_fail(OPROJ_ERR_COMM, "MPI_Init_thread failed");
+  job->mpi = true;
   oproj_status status = oproj_comm_mpi(&job->comm, MPI_COMM_WORLD);
   if (status != OPROJ_OK) return status;
   job->rank = oproj_comm_rank(job->comm);
   job->size = oproj_comm_size(job->comm);
-  return OPROJ_OK;
+  return agree_on_words(job, argc, argv);
 }
+
+/* ---- interrupts ----------------------------------------------------------------------------- */
+
+static volatile sig_atomic_t interrupted;
+
+static void note_interrupt(int number) {
+  (void)number;
+  interrupted = 1;
+  signal(SIGINT, SIG_DFL);
+  signal(SIGTERM, SIG_DFL);
+}
+
+void job_catch_interrupts(void) {
+  static const int signals[] = {SIGINT, SIGTERM};
+  for (size_t i = 0; i < sizeof signals / sizeof signals[0]; i++) {
+    struct sigaction action = {.sa_handler = note_interrupt, .sa_flags = SA_RESTART}, former;
+    sigemptyset(&action.sa_mask);
+    /* Whoever starts us in the background may have chosen to ignore it. */
+    if (sigaction(signals[i], NULL, &former) == 0 && former.sa_handler != SIG_IGN)
+      sigaction(signals[i], &action, NULL);
+  }
+}
+
+bool job_interrupted(void) {
+  return interrupted != 0;
+}
+
+oproj_status job_agree_to_go_on(const job_state *job) {
+  return oproj_comm_agree(job->comm,
+                          interrupted ? oproj_fail(OPROJ_ERR_COMM, "interrupted") : OPROJ_OK);
+}
+
+/* ---- end ------------------------------------------------------------------------------------ */
 
 static int exit_code(oproj_status status) {
   switch (status) {
@@ -49,19 +147,42 @@ static int exit_code(oproj_status status) {
   return JOB_FAILED;
 }
 
-int job_fail(oproj_status status) {
-  const char *sentence = oproj_last_error();
-  fprintf(stderr, "oproj: %s\n", *sentence ? sentence : oproj_status_string(status));
-  return exit_code(status);
+void job_say(const char *who, const char *sentence) {
+  char line[2048];
+  snprintf(line, sizeof line, "%s: %s", who, sentence);
+  for (char *c = line; *c; c++)
+    if ((unsigned char)*c < ' ' || *c == 127) *c = '?';
+  fprintf(stderr, "%s\n", line);
 }
 
-int job_finish(job_state *job, oproj_status status, int code) {
-  if (status != OPROJ_OK) code = job->rank == 0 ? job_fail(status) : exit_code(status);
-  fflush(stdout);
+void job_flush(job_state *job) {
+  if (fflush(stdout) != 0 && job->output_error == 0) job->output_error = errno;
+}
+
+/* A library call that its progress function stopped says so in its own words; ours say why. */
+static int fail(const job_state *job, oproj_status status) {
+  const char *sentence = oproj_last_error();
+  if (!*sentence) sentence = oproj_status_string(status);
+  if (job->rank == 0) job_say("oproj", interrupted ? "interrupted" : sentence);
+  return interrupted ? JOB_FAILED : exit_code(status);
+}
+
+int job_finish(job_state *job, oproj_status status) {
+  int code = status == OPROJ_OK ? job->code : fail(job, status);
+  job_flush(job);
+  if (job->output_error != 0 && (code == JOB_OK || code == JOB_CHECK_FAILED)) {
+    char sentence[256];
+    snprintf(sentence, sizeof sentence, "cannot write to standard output: %s",
+             strerror(job->output_error));
+    job_say("oproj", sentence);
+    code = JOB_FAILED;
+  }
   oproj_comm_destroy(job->comm);
   if (job->mpi) MPI_Finalize();
   return code;
 }
+
+/* ---- over all ranks ------------------------------------------------------------------------- */
 
 double job_max(const job_state *job, double mine) {
   double most = mine;

@@ -8,27 +8,44 @@
 
 #include "oproj.h"
 
-enum { JOB_OK = 0, JOB_CHECK_FAILED = 1, JOB_REFUSED = 3, JOB_FAILED = 4 };
+enum { JOB_OK = 0, JOB_CHECK_FAILED = 1, JOB_USAGE = 2, JOB_REFUSED = 3, JOB_FAILED = 4 };
 
 /* This process's rank as its launcher (mpirun, srun) has set it in the environment; -1 when it was
- * started alone. */
+ * started alone.  A rank without what launchers set beside it counts for nothing. */
 int job_launched_rank(void);
 
 typedef struct job_state {
   oproj_comm *comm; /* MPI where a launcher started us, else one rank alone */
   int32_t rank, size;
   bool mpi;
+  int code;         /* what the process returns if nothing fails: JOB_OK until a command sets it */
+  int output_error; /* errno of the first write to stdout that failed; 0: none has */
 } job_state;
 
-/* COLLECTIVE.  Starts MPI if a launcher is there. */
-oproj_status job_start(job_state *job);
+/* COLLECTIVE with `mpi`.  Starts MPI if that is wanted and a launcher is there, and refuses
+ * (ERR_INVALID) ranks whose command lines differ: each would make its own way to another collective
+ * call.  After it all ranks are known to come to the same verdict on their words, so rank 0 alone
+ * speaks about them. */
+oproj_status job_start(job_state *job, bool mpi, int argc, char **argv);
 
-/* COLLECTIVE.  Prints the sentence of a failure (all ranks hold the same status) once, ends MPI and
- * returns the exit code: the status's own, or `code` on success. */
-int job_finish(job_state *job, oproj_status status, int code);
+/* COLLECTIVE.  Prints the sentence of a failure (all ranks hold the same status) once, flushes
+ * stdout, ends MPI and returns the exit code: the status's own, or job->code on success; JOB_FAILED
+ * where stdout could not be written. */
+int job_finish(job_state *job, oproj_status status);
 
-/* Prints the last error as the program does and returns its exit code. */
-int job_fail(oproj_status status);
+/* Writes out what stdout holds, so that a row shows when it is ready. */
+void job_flush(job_state *job);
+
+/* "who: sentence" as one line on stderr; control bytes, from paths, become '?'. */
+void job_say(const char *who, const char *sentence);
+
+/* From here on the first SIGINT or SIGTERM only makes job_interrupted true, for the work to stop
+ * where it leaves nothing behind; a second one ends the process.  job_finish then says so. */
+void job_catch_interrupts(void);
+bool job_interrupted(void);
+
+/* COLLECTIVE.  ERR_COMM on every rank when any of them was interrupted. */
+oproj_status job_agree_to_go_on(const job_state *job);
 
 /* COLLECTIVE.  The largest of all ranks' values, on every rank. */
 double job_max(const job_state *job, double mine);

@@ -1,26 +1,37 @@
 /* main.c - `oproj COMMAND ...`: finds the command. */
+#include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "args.h"
 #include "commands.h"
 #include "job.h"
 
-static const struct {
+typedef struct command {
   const char *name;
-  const char *spelled; /* argv[0] of its messages */
-  int (*run)(int argc, char **argv);
+  oproj_status (*run)(job_state *job, int argc, char **argv);
+  bool alone; /* work of one process: under mpirun rank 0 does it, without MPI, so that ranks given
+                 one of these beside ranks given another command are not compared */
   const char *summary;
-} commands[] = {
-    {"info", "oproj info", cmd_info, "versions, backends, devices, what each rank may use"},
-    {"synth", "oproj synth", cmd_synth, "make up a checkpoint of a released model's shape"},
-    {"inspect", "oproj inspect", cmd_inspect,
-     "dimensions, layers, dtypes and shares of a checkpoint"},
-    {"split", "oproj split", cmd_split, "write one file per rank, with checksums"},
-    {"run", "oproj run", cmd_run, "project an attention output through the layers of a checkpoint"},
+} command;
+
+static const command commands[] = {
+    {"info", cmd_info, false, "versions, backends, devices, what each rank may use"},
+    {"synth", cmd_synth, true, "make up a checkpoint of a released model's shape"},
+    {"inspect", cmd_inspect, true, "dimensions, layers, dtypes and shares of a checkpoint"},
+    {"split", cmd_split, true, "write one file per rank, with checksums"},
+    {"run", cmd_run, false, "project an attention output through the layers of a checkpoint"},
 };
 
 enum { COMMANDS = sizeof commands / sizeof commands[0] };
+
+static const command *find_command(const char *name) {
+  for (int i = 0; i < COMMANDS; i++)
+    if (strcmp(name, commands[i].name) == 0) return &commands[i];
+  return NULL;
+}
 
 static void print_usage(FILE *to) {
   fprintf(to,
@@ -34,28 +45,53 @@ static void print_usage(FILE *to) {
           "Exit codes: 0 ok, 1 a check failed, 2 usage, 3 input refused, 4 run-time failure.\n");
 }
 
+static oproj_status help(job_state *job, int argc, char **argv) {
+  char flag[] = "--help";
+  const command *about = argc > 2 ? find_command(argv[2]) : NULL;
+  if (argc > 3 || (argc == 3 && !about))
+    args_wrong(job, "oproj", "\"%s\" is no command to help with", argv[argc - 1]);
+  else if (about)
+    return about->run(job, 2, (char *[]){argv[2], flag, NULL});
+  else if (job->rank == 0)
+    print_usage(stdout);
+  return OPROJ_OK;
+}
+
+/* Whatever is no command: help, the version, or a mistake. */
+static oproj_status without_command(job_state *job, int argc, char **argv) {
+  const char *word = argc > 1 ? argv[1] : "";
+  if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0 || strcmp(word, "help") == 0)
+    return help(job, argc, argv);
+  if (argc < 2) {
+    if (job->rank == 0) print_usage(stderr);
+    job->code = JOB_USAGE;
+  } else if (strcmp(word, "--version") != 0) {
+    args_wrong(job, "oproj", "\"%s\" is no command; `oproj --help` lists them", word);
+  } else if (argc > 2) {
+    args_wrong(job, "oproj", "\"%s\" is one argument too many", argv[2]);
+  } else if (job->rank == 0) {
+    printf("oproj %d.%d.%d\n", OPROJ_VERSION_MAJOR, OPROJ_VERSION_MINOR, OPROJ_VERSION_PATCH);
+  }
+  return OPROJ_OK;
+}
+
+/* A file that is opened later must not get the number of a stream that came closed, or what is
+ * printed would end up in it.  Opened for reading, so that writing still fails and is reported. */
+static void reserve_streams(void) {
+  int file = open("/dev/null", O_RDONLY);
+  while (file >= 0 && file <= STDERR_FILENO) file = open("/dev/null", O_RDONLY);
+  if (file >= 0) close(file);
+}
+
 int main(int argc, char **argv) {
-  int speaks = job_launched_rank() <= 0;
-  const char *name = argc > 1 ? argv[1] : "";
-  for (int i = 0; i < COMMANDS; i++) {
-    if (strcmp(name, commands[i].name) != 0) continue;
-    argv[1] = (char *)commands[i].spelled;
-    return commands[i].run(argc - 1, argv + 1);
-  }
-  if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || strcmp(name, "help") == 0) {
-    if (speaks) print_usage(stdout);
-    return JOB_OK;
-  }
-  if (strcmp(name, "--version") == 0) {
-    if (speaks)
-      printf("oproj %d.%d.%d\n", OPROJ_VERSION_MAJOR, OPROJ_VERSION_MINOR, OPROJ_VERSION_PATCH);
-    return JOB_OK;
-  }
-  if (speaks) {
-    if (*name)
-      fprintf(stderr, "oproj: \"%s\" is no command; `oproj --help` lists them\n", name);
-    else
-      print_usage(stderr);
-  }
-  return ARGS_EXIT_USAGE;
+  const command *chosen = argc > 1 ? find_command(argv[1]) : NULL;
+  bool alone = chosen && chosen->alone;
+  if (alone && job_launched_rank() > 0) return JOB_OK;
+  reserve_streams();
+  signal(SIGPIPE, SIG_IGN); /* a reader that went away is a failed write, which job_finish tells */
+  job_state job;
+  oproj_status status = job_start(&job, !alone, argc, argv);
+  if (status == OPROJ_OK)
+    status = chosen ? chosen->run(&job, argc - 1, argv + 1) : without_command(&job, argc, argv);
+  return job_finish(&job, status);
 }

@@ -13,14 +13,30 @@ typedef struct report_progress {
   int shown_percent; /* -1 before the first */
 } report_progress;
 
-/* An oproj_progress_fn over a report_progress. */
+/* An oproj_progress_fn over a report_progress; stops the work when the job is interrupted. */
 int report_bytes(void *progress, int64_t done_bytes, int64_t total_bytes);
 
 /* The same for steps of any kind ("layer 3 of 43"); call with step == steps at the end. */
 void report_step(const char *what, int32_t step, int32_t steps);
 
-/* Writes `result` to `path` under a temporary name, then renames; releases `result`.  ERR_IO names
- * the path. */
+/* A number; JSON has none that are not finite, so those are the texts "nan", "inf" and "-inf". */
+json_t *report_number(double value);
+
+/* A text; where it is not UTF-8, bytes from 128 on are written out as \xHH. */
+json_t *report_text(const char *text);
+
+/* A JSON file that is complete but has not got its name yet. */
+typedef struct report_file {
+  char *path, *temporary; /* NULL: none */
+} report_file;
+
+/* Writes `result` under a temporary name beside `path`; releases `result`.  On failure nothing is
+ * left.  ERR_IO names the path. */
+oproj_status report_stage(report_file *file, const char *path, json_t *result);
+oproj_status report_keep(report_file *file); /* gives it its name; drops it on failure */
+void report_drop(report_file *file);         /* a zeroed, kept or dropped one is allowed */
+
+/* Both steps at once. */
 oproj_status report_json(const char *path, json_t *result);
 
 #endif /* OPROJ_LAUNCH_REPORT_H */

@@ -6,6 +6,7 @@
 #include "run_check.h"
 
 #include <math.h>
+#include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,7 +26,7 @@ struct run_check {
   uint16_t *z, *y1;
 };
 
-/* ---- number formats, written down once more ------------------------------------------------------ */
+/* ---- number formats, written down once more ------------------------------------------------- */
 
 static double bf16_value(uint16_t bits) {
   uint32_t word = (uint32_t)bits << 16;
@@ -53,7 +54,7 @@ static uint16_t bf16_nearest(double value) {
   return (uint16_t)(word >> 16);
 }
 
-/* ---- products in double -------------------------------------------------------------------------- */
+/* ---- products in double --------------------------------------------------------------------- */
 
 /* One operand: values [rows, cols] with optional scales per (row block, column block). */
 typedef struct operand {
@@ -80,6 +81,12 @@ static void decode_row(const operand *m, const double table[256], int64_t row, d
   }
 }
 
+/* OpenMP's number of threads, but no more than the CPUs: a team of thousands ends the process. */
+static int team(void) {
+  int threads = omp_get_max_threads(), cpus = omp_get_num_procs();
+  return threads < cpus ? threads : cpus;
+}
+
 /* out[t * stride + row] = a[t] . w[row], a decoded [tokens, cols]. */
 static oproj_status multiply(const operand *a, int32_t tokens, const operand *w, int64_t first_row,
                              int64_t rows, double *out, int64_t stride) {
@@ -90,7 +97,7 @@ static oproj_status multiply(const operand *a, int32_t tokens, const operand *w,
   for (int32_t t = 0; t < tokens; t++) decode_row(a, table, t, activations + t * a->cols);
 
   int failed = 0;
-#pragma omp parallel reduction(| : failed)
+#pragma omp parallel reduction(| : failed) num_threads(team())
   {
     double *weights = malloc((size_t)w->cols * sizeof *weights);
     failed |= !weights;
@@ -131,7 +138,7 @@ static operand activation_operand(const oproj_quant *q, int32_t group, int32_t b
                    block};
 }
 
-/* ---- the layer in double ------------------------------------------------------------------------- */
+/* ---- the layer in double -------------------------------------------------------------------- */
 
 static oproj_status evaluate_groups(run_check *c, const oproj_io *io) {
   const oproj_dims *d = &c->model->dims;
@@ -164,31 +171,54 @@ static oproj_status evaluate_out(run_check *c) {
   return multiply(&a, tokens, &w, 0, d->hidden, c->y64, d->hidden);
 }
 
-/* ---- comparison ---------------------------------------------------------------------------------- */
+/* ---- comparison ----------------------------------------------------------------------------- */
 
-static void compare(const run_check *c, const uint16_t *y, run_check_result *r) {
-  double error = 0.0, norm = 0.0, one_error = 0.0, one_norm = 0.0;
-  *r = (run_check_result){.tolerance = c->tolerance};
-  for (int64_t i = 0; i < (int64_t)c->input->tokens * c->model->dims.hidden; i++) {
-    double got = bf16_value(y[i]), want = c->y64[i], one = bf16_value(c->y1[i]);
-    r->one_rank_differs += y[i] != c->y1[i];
-    if (isnan(got) || isnan(want)) {
-      r->nan_differs += isnan(got) != isnan(want);
-      continue;
-    }
-    error += (got - want) * (got - want);
-    norm += want * want;
-    one_error += (got - one) * (got - one);
-    one_norm += one * one;
-  }
-  r->error = norm > 0.0 ? sqrt(error / norm) : sqrt(error);
-  r->one_rank_error = one_norm > 0.0 ? sqrt(one_error / one_norm) : sqrt(one_error);
-  bool near = r->error <= r->tolerance && r->one_rank_error <= 2.0 * r->tolerance;
-  bool equal = r->error == 0.0 && r->one_rank_differs == 0;
-  r->passed = r->nan_differs == 0 && (c->model->exact ? equal : near);
+static bool is_finite_token(const run_check *c, int32_t token) {
+  int64_t width = (int64_t)c->model->dims.heads * c->model->dims.head_dim;
+  const uint16_t *values = c->input->attn_out + token * width;
+  for (int64_t i = 0; i < width; i++)
+    if (!isfinite(bf16_value(values[i]))) return false;
+  return true;
 }
 
-/* ---- weights of all ranks ------------------------------------------------------------------------ */
+typedef struct sums {
+  double error, norm, one_error, one_norm;
+} sums;
+
+static void compare_token(const run_check *c, int32_t token, const uint16_t *y, sums *s,
+                          run_check_result *r) {
+  int64_t begin = (int64_t)token * c->model->dims.hidden, end = begin + c->model->dims.hidden;
+  bool finite = is_finite_token(c, token);
+  for (int64_t i = begin; i < end; i++) {
+    double got = bf16_value(y[i]), want = c->y64[i], one = bf16_value(c->y1[i]);
+    r->one_rank_differs += y[i] != c->y1[i];
+    r->nan_differs += isnan(got) != isnan(want);
+    if (!isfinite(got) || !isfinite(want)) {
+      r->not_finite += finite;
+      continue;
+    }
+    r->compared++;
+    s->error += (got - want) * (got - want);
+    s->norm += want * want;
+    s->one_error += (got - one) * (got - one);
+    s->one_norm += one * one;
+  }
+}
+
+/* A token with finite input must have finite results, so that where there is one something has been
+ * compared or not_finite tells that nothing could be. */
+static void compare(const run_check *c, const uint16_t *y, run_check_result *r) {
+  sums s = {0};
+  *r = (run_check_result){.tolerance = c->tolerance};
+  for (int32_t t = 0; t < c->input->tokens; t++) compare_token(c, t, y, &s, r);
+  r->error = s.norm > 0.0 ? sqrt(s.error / s.norm) : sqrt(s.error);
+  r->one_rank_error = s.one_norm > 0.0 ? sqrt(s.one_error / s.one_norm) : sqrt(s.one_error);
+  bool near = r->error <= r->tolerance && r->one_rank_error <= 2.0 * r->tolerance;
+  bool equal = r->error == 0.0 && r->one_rank_differs == 0;
+  r->passed = r->nan_differs == 0 && r->not_finite == 0 && (c->model->exact ? equal : near);
+}
+
+/* ---- weights of all ranks ------------------------------------------------------------------- */
 
 static void place_matrix(oproj_matrix *whole, const oproj_matrix *part, int64_t row, int64_t col) {
   size_t width = part->dtype == OPROJ_DTYPE_BF16 ? 2 : 1;
@@ -249,7 +279,7 @@ static oproj_status read_whole(run_check *c, int32_t layer) {
   return oproj_checkpoint_read(c->checkpoint, layer, oproj_ctx_shard(c->ctx), &c->weights);
 }
 
-/* ---- life ---------------------------------------------------------------------------------------- */
+/* ---- life ----------------------------------------------------------------------------------- */
 
 void run_check_destroy(run_check *c) {
   if (!c) return;
@@ -323,7 +353,7 @@ oproj_status run_check_layer(run_check *c, int32_t layer, const float *cos_sin,
                              int64_t cos_sin_rows, const uint16_t *y, run_check_result *out) {
   oproj_io io = {.tokens = c->input->tokens,
                  .attn_out = c->input->attn_out,
-                 .positions = c->input->positions,
+                 .positions = c->input->rows,
                  .cos_sin = cos_sin,
                  .cos_sin_rows = cos_sin_rows,
                  .cos_sin_width = c->model->dims.rope_dim,

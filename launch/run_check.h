@@ -1,5 +1,5 @@
-/* run_check.h - `oproj run --check`: a result against the formula in double precision and against one
- * rank alone.  All of it runs on rank 0, from weights and input it reads itself. */
+/* run_check.h - `oproj run --check`: a result against the formula in double precision and against
+ * one rank alone.  All of it runs on rank 0, from weights and input it reads itself. */
 #ifndef OPROJ_LAUNCH_RUN_CHECK_H
 #define OPROJ_LAUNCH_RUN_CHECK_H
 
@@ -13,6 +13,8 @@ typedef struct run_check_result {
   double one_rank_error;    /* |y - y1| / |y1|, y1 from one rank on the reference backend */
   int64_t one_rank_differs; /* elements that differ from y1; must be 0 on exact data */
   int64_t nan_differs;      /* elements that are NaN in one of y, y64 but not in the other */
+  int64_t not_finite; /* elements of tokens with finite input that are not finite in y or y64 */
+  int64_t compared;   /* elements that are finite in both: what `error` is made of */
   bool passed;
 } run_check_result;
 
@@ -20,7 +22,8 @@ typedef struct run_check run_check;
 
 /* For results of `ranks` ranks on paths that accumulate exactly: with one rank y is rounded to bf16
  * once and lies within 2.5e-3; with several the partials are rounded too, which alone is 2.35e-3 on
- * average, and 3e-3 is allowed.  `whole` is the input with all heads.  The checkpoint, its model and `whole` are borrowed. */
+ * average, and 3e-3 is allowed.  `whole` is the input with all heads.  The checkpoint, its model
+ * and `whole` are borrowed. */
 oproj_status run_check_create(run_check **out, const oproj_checkpoint *checkpoint, int32_t ranks,
                               const run_input *whole);
 void run_check_destroy(run_check *check); /* NULL is allowed */

@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "oproj/safetensors.h"
 
@@ -10,10 +11,12 @@ void run_input_free(run_input *input) {
   free(input->attn_out);
   free(input->positions);
   free(input->cos_sin);
+  free(input->rows);
+  free(input->distinct);
   *input = (run_input){0};
 }
 
-/* The tensor `name` of that dtype and shape; extents of -1 fit anything.  NULL sets the last error. */
+/* The tensor `name` of that dtype and shape; extents of -1 fit anything.  NULL: see last error. */
 static const oproj_tensor *find_tensor(const oproj_tensors_file *file, const char *name,
                                        const char *dtype, int32_t dimensions,
                                        const int64_t *shape) {
@@ -64,15 +67,90 @@ static oproj_status read_positions(const oproj_tensors_file *file, run_input *ou
   return status;
 }
 
-static oproj_status check_positions(const oproj_model *model, const run_input *input) {
-  int64_t rows = input->cos_sin && input->cos_sin_rows < model->max_position ? input->cos_sin_rows
-                                                                             : model->max_position;
-  for (int32_t t = 0; t < input->tokens; t++)
-    if (input->positions[t] < 0 || input->positions[t] >= rows)
+/* `path` is the file with the input's own table, where it has one. */
+static oproj_status check_positions(const char *path, const oproj_model *model,
+                                    const run_input *input) {
+  for (int32_t t = 0; t < input->tokens; t++) {
+    long long position = (long long)input->positions[t];
+    if (position < 0 || position >= model->max_position)
       return oproj_fail(OPROJ_ERR_INVALID, "positions[%d] is %lld; it must be in [0, %lld)", t,
-                        (long long)input->positions[t], (long long)rows);
+                        position, (long long)model->max_position);
+    if (input->cos_sin && position >= input->cos_sin_rows)
+      return oproj_fail(OPROJ_ERR_INVALID, "positions[%d] is %lld; cos_sin in %s has %lld rows", t,
+                        position, path, (long long)input->cos_sin_rows);
+  }
   return OPROJ_OK;
 }
+
+/* What no memory could hold is refused as input, before anything is allocated for it. */
+static oproj_status check_size(const oproj_model *model, const oproj_shard *shard, int64_t tokens) {
+  const oproj_dims *d = &model->dims;
+  if (tokens * d->hidden > INT32_MAX)
+    return oproj_fail(OPROJ_ERR_INVALID, "%lld tokens x hidden %d exceed 2^31 - 1",
+                      (long long)tokens, d->hidden);
+  int64_t bytes = tokens * (shard->head_end - shard->head_begin) * d->head_dim * 2;
+  int64_t memory = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
+  if (memory > 0 && bytes > memory)
+    return oproj_fail(OPROJ_ERR_INVALID,
+                      "attn_out of %lld tokens takes %lld bytes; this machine has %lld",
+                      (long long)tokens, (long long)bytes, (long long)memory);
+  return OPROJ_OK;
+}
+
+/* ---- rows of the rotary table --------------------------------------------------------------- */
+
+static int ascending(const void *a, const void *b) {
+  int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+  return (x > y) - (x < y);
+}
+
+/* Fills distinct and rows.  No tokens still get a table of one row. */
+static oproj_status map_rows(run_input *input) {
+  size_t tokens = (size_t)input->tokens, bytes = tokens * sizeof *input->rows;
+  int64_t count = 0;
+  input->rows = malloc(bytes + 1);
+  input->distinct = calloc(tokens + 1, sizeof *input->distinct);
+  if (!input->rows || !input->distinct)
+    return oproj_fail(OPROJ_ERR_NOMEM, "no memory for %d positions", input->tokens);
+  memcpy(input->rows, input->positions, bytes);
+  memcpy(input->distinct, input->positions, bytes);
+  qsort(input->distinct, tokens, sizeof *input->distinct, ascending);
+  for (size_t i = 0; i < tokens; i++)
+    if (count == 0 || input->distinct[count - 1] != input->distinct[i])
+      input->distinct[count++] = input->distinct[i];
+  input->distinct_count = count > 0 ? count : 1;
+  if (input->cos_sin) return OPROJ_OK; /* its own table has a row for every position */
+  for (size_t t = 0; t < tokens; t++) {
+    const int64_t *found = bsearch(&input->positions[t], input->distinct, (size_t)count,
+                                   sizeof *input->distinct, ascending);
+    input->rows[t] = found - input->distinct;
+  }
+  return OPROJ_OK;
+}
+
+oproj_status run_input_table(const run_input *input, const oproj_rope *rope, int32_t rope_dim,
+                             float **table, int64_t *rows) {
+  *rows = input->cos_sin ? input->cos_sin_rows : input->distinct_count;
+  size_t bytes = (size_t)*rows * (size_t)rope_dim * sizeof **table;
+  *table = malloc(bytes + 1);
+  if (!*table)
+    return oproj_fail(OPROJ_ERR_NOMEM, "no memory for a table of %lld positions", (long long)*rows);
+  oproj_status status = OPROJ_OK;
+  if (input->cos_sin) {
+    memcpy(*table, input->cos_sin, bytes);
+    return status;
+  }
+  /* Positions that follow each other are filled at once. */
+  for (int64_t begin = 0, end; begin < *rows && status == OPROJ_OK; begin = end) {
+    int64_t first = input->distinct[begin];
+    for (end = begin + 1; end < *rows && input->distinct[end] == first + end - begin;) end++;
+    status =
+        oproj_rope_table(rope, rope_dim, first, first + end - begin, *table + begin * rope_dim);
+  }
+  return status;
+}
+
+/* ---- from a file ---------------------------------------------------------------------------- */
 
 static oproj_status read_table(const oproj_tensors_file *file, const oproj_model *model,
                                run_input *out) {
@@ -110,13 +188,13 @@ static oproj_status read_file(const oproj_tensors_file *file, const oproj_model 
   const oproj_tensor *attn_out =
       find_tensor(file, "attn_out", "BF16", 3, (int64_t[]){tokens, d->heads, d->head_dim});
   if (!attn_out) return OPROJ_ERR_SHAPE;
-  if (attn_out->shape[0] * d->hidden > INT32_MAX)
-    return oproj_fail(OPROJ_ERR_INVALID, "%lld tokens x hidden %d exceed 2^31 - 1",
-                      (long long)attn_out->shape[0], d->hidden);
+  oproj_status status = check_size(model, shard, attn_out->shape[0]);
+  if (status != OPROJ_OK) return status;
   out->tokens = (int32_t)attn_out->shape[0];
-  oproj_status status = read_positions(file, out);
+  status = read_positions(file, out);
   if (status == OPROJ_OK) status = read_table(file, model, out);
-  if (status == OPROJ_OK) status = check_positions(model, out);
+  if (status == OPROJ_OK) status = check_positions(oproj_tensors_path(file), model, out);
+  if (status == OPROJ_OK) status = map_rows(out);
   if (status == OPROJ_OK) status = read_heads(file, attn_out, model, shard, out);
   return status;
 }
@@ -132,10 +210,14 @@ oproj_status run_input_read(const char *path, const oproj_model *model, const op
   return status;
 }
 
+/* ---- made up -------------------------------------------------------------------------------- */
+
 oproj_status run_input_make(const oproj_model *model, const oproj_shard *shard, uint64_t seed,
                             int32_t tokens, run_input *out) {
   const oproj_dims *d = &model->dims;
   *out = (run_input){.tokens = tokens};
+  oproj_status status = check_size(model, shard, tokens);
+  if (status != OPROJ_OK) return status;
   size_t values =
       (size_t)tokens * (size_t)(shard->head_end - shard->head_begin) * (size_t)d->head_dim;
   out->attn_out = malloc(values * sizeof *out->attn_out + 1);
@@ -148,7 +230,8 @@ oproj_status run_input_make(const oproj_model *model, const oproj_shard *shard, 
                     out->attn_out);
   if (!model->exact)
     for (int32_t t = 0; t < tokens; t++) out->positions[t] = t;
-  oproj_status status = check_positions(model, out);
+  status = check_positions("", model, out);
+  if (status == OPROJ_OK) status = map_rows(out);
   if (status != OPROJ_OK) run_input_free(out);
   return status;
 }

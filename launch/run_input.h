@@ -11,11 +11,14 @@ typedef struct run_input {
   int64_t *positions; /* [tokens], each in [0, max_position) */
   float *cos_sin;     /* f32 [cos_sin_rows, rope_dim]: the file's own table; NULL: none */
   int64_t cos_sin_rows;
+  int64_t *rows;     /* [tokens]: each token's row of run_input_table */
+  int64_t *distinct; /* [distinct_count]: the positions in use, ascending; at least one */
+  int64_t distinct_count;
 } run_input;
 
 /* Reads attn_out BF16 [T, heads, head_dim], positions I64 or I32 [T] and, if there, cos_sin F32
- * [rows, rope_dim], the table to use instead of the model's.  tokens -1 takes the file's T, anything
- * else must equal it. */
+ * [rows, rope_dim], the table to use instead of the model's.  tokens -1 takes the file's T,
+ * anything else must equal it. */
 oproj_status run_input_read(const char *path, const oproj_model *model, const oproj_shard *shard,
                             int32_t tokens, run_input *out);
 
@@ -23,6 +26,12 @@ oproj_status run_input_read(const char *path, const oproj_model *model, const op
  * where the rotation must not round. */
 oproj_status run_input_make(const oproj_model *model, const oproj_shard *shard, uint64_t seed,
                             int32_t tokens, run_input *out);
+
+/* The rotary table for these tokens, f32 [*rows, rope_dim] in malloc'ed memory: the file's own as
+ * it is, else `rope` with one row per distinct position, since a table up to the largest may be
+ * 256 MB for one token. */
+oproj_status run_input_table(const run_input *input, const oproj_rope *rope, int32_t rope_dim,
+                             float **table, int64_t *rows);
 
 void run_input_free(run_input *input); /* a zeroed or freed one is allowed */
 

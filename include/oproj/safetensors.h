@@ -3,8 +3,9 @@
  * A file is an 8-byte little-endian length, that many bytes of JSON
  *   {"__metadata__": {key: text}, name: {"dtype": .., "shape": [..], "data_offsets": [begin, end]}}
  * and the tensors' bytes.  The reader holds a file to the format: every byte belongs to exactly one
- * tensor, and a tensor's bytes are what its dtype and shape ask for.  Data may begin at any byte: no
- * alignment is assumed.  Nothing is mapped; reads are pread, safe from several threads at once. */
+ * tensor, and a tensor's bytes are what its dtype and shape ask for.  Data may begin at any byte:
+ * no alignment is assumed.  Nothing is mapped; reads are pread, safe from several threads at once.
+ * */
 #ifndef OPROJ_SAFETENSORS_H
 #define OPROJ_SAFETENSORS_H
 
@@ -26,7 +27,7 @@ typedef struct oproj_tensor {
   int64_t offset; /* of the first byte in the file; a writer computes it itself */
 } oproj_tensor;
 
-/* ---- reading --------------------------------------------------------------------------------- */
+/* ---- reading ------------------------------------------------------------------------------- */
 
 typedef struct oproj_tensors_file oproj_tensors_file;
 
@@ -54,7 +55,7 @@ OPROJ_API oproj_status oproj_tensors_read(const oproj_tensors_file *file,
                                           const oproj_tensor *tensor, int64_t begin, int64_t bytes,
                                           void *out);
 
-/* ---- writing --------------------------------------------------------------------------------- */
+/* ---- writing ------------------------------------------------------------------------------- */
 
 typedef struct oproj_tensors_writer oproj_tensors_writer;
 
@@ -63,8 +64,14 @@ typedef struct oproj_tensors_text {
   const char *key, *value;
 } oproj_tensors_text;
 
-/* Begins a file of these tensors, laid out in the order given, under a temporary name beside `path`.
- * Names must be distinct and dtypes known (ERR_INVALID).  Nothing is borrowed after the call. */
+/* The file that writing to `path` creates or replaces, in malloc'ed memory: `path` itself, or what
+ * it names as a symbolic link.  ERR_IO: it is there and no regular file, or its folder is not there
+ * or not writable.  For callers that write other files by the same rule. */
+OPROJ_API oproj_status oproj_tensors_target(const char *path, char **out);
+
+/* Begins a file of these tensors, laid out in the order given, under a temporary name beside the
+ * target of `path`, which must be one for oproj_tensors_target.  Names must be distinct and dtypes
+ * known (ERR_INVALID).  Nothing is borrowed after the call. */
 OPROJ_API oproj_status oproj_tensors_create(oproj_tensors_writer **out, const char *path,
                                             const oproj_tensor *tensors, int32_t count,
                                             const oproj_tensors_text *texts, int32_t text_count);

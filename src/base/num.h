@@ -24,7 +24,7 @@
 #define OPROJ_UE8M0_NAN 255u
 #define OPROJ_BF16_NAN 0x7FC0u
 
-/* ---- bits ------------------------------------------------------------------------------------ */
+/* ---- bits ---------------------------------------------------------------------------------- */
 
 OPROJ_NUM_FN uint32_t oproj_num_bits(float value) {
   uint32_t bits;
@@ -63,7 +63,7 @@ OPROJ_NUM_FN float oproj_num_add(float a, float b) {
 #endif
 }
 
-/* ---- bf16 ------------------------------------------------------------------------------------ */
+/* ---- bf16 ---------------------------------------------------------------------------------- */
 
 OPROJ_NUM_FN float oproj_bf16_to_f32(uint16_t bf16) {
   return oproj_num_from_bits((uint32_t)bf16 << 16);
@@ -77,7 +77,7 @@ OPROJ_NUM_FN uint16_t oproj_bf16_from_f32(float value) {
   return (uint16_t)(bits >> 16);
 }
 
-/* ---- e4m3 ------------------------------------------------------------------------------------ */
+/* ---- e4m3 ---------------------------------------------------------------------------------- */
 
 OPROJ_NUM_FN float oproj_e4m3_to_f32(uint8_t code) {
   uint32_t sign = (uint32_t)(code & 0x80u) << 24;
@@ -107,7 +107,7 @@ OPROJ_NUM_FN uint8_t oproj_e4m3_from_f32(float value) {
   return (uint8_t)(sign | ((magnitude >> 20) - (120u << 3)));
 }
 
-/* ---- ue8m0 ----------------------------------------------------------------------------------- */
+/* ---- ue8m0 --------------------------------------------------------------------------------- */
 
 /* Byte 0 is 2^-127, an f32 subnormal; 255 is NaN. */
 OPROJ_NUM_FN float oproj_ue8m0_to_f32(uint8_t exponent) {

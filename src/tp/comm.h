@@ -18,8 +18,8 @@ typedef struct oproj_comm_ops {
   /* COLLECTIVE.  The smallest value over ranks. */
   oproj_status (*min_i32)(oproj_comm *comm, int32_t mine, int32_t *out);
 
-  /* COLLECTIVE.  Sums bf16 [tokens, hidden] partials in host memory, as mode says (oproj.h); `y` may
-   * be `partial`. */
+  /* COLLECTIVE.  Sums bf16 [tokens, hidden] partials in host memory, as mode says (oproj.h); `y`
+   * may be `partial`. */
   oproj_status (*reduce)(oproj_comm *comm, oproj_reduce mode, int32_t tokens, int32_t hidden,
                          const uint16_t *partial, uint16_t *y);
 

@@ -1,9 +1,10 @@
 /* comm_mpi.c - ranks of an MPI communicator, data in host memory.
  *
  * The reduction.  Every element of y has one owner; the owner gathers that element's bf16 partials
- * from all ranks, adds them in f32 in rank order 0..n-1 and rounds once.  REDUCE_SCATTER stops there,
- * with rows as owned ranges; REDUCE_ALL deals the elements evenly and sends the sums back to all.
- * Order and rounding do not depend on who owns what, so both give the same bits on every rank. */
+ * from all ranks, adds them in f32 in rank order 0..n-1 and rounds once.  REDUCE_SCATTER stops
+ * there, with rows as owned ranges; REDUCE_ALL deals the elements evenly and sends the sums back to
+ * all. Order and rounding do not depend on who owns what, so both give the same bits on every rank.
+ * */
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -56,7 +57,7 @@ static oproj_status mpi_min_i32(oproj_comm *comm, int32_t mine, int32_t *out) {
   return OPROJ_OK;
 }
 
-/* ---- the deterministic sum ----------------------------------------------------------------------- */
+/* ---- the deterministic sum ----------------------------------------------------------------- */
 
 /* Elements of rank r's range that lie in [offset, offset + PIECE) of it. */
 static int piece_count(const comm_mpi *c, int32_t rank, int64_t offset) {
@@ -125,7 +126,7 @@ static oproj_status reduce_scatter(comm_mpi *c, int32_t tokens, int32_t hidden,
   return sum_owned(c, partial, y);
 }
 
-/* ---- MPI's own sum ------------------------------------------------------------------------------- */
+/* ---- MPI's own sum ------------------------------------------------------------------------- */
 
 static void add_bf16(void *in, void *inout, int *count, MPI_Datatype *type) {
   (void)type;
@@ -162,7 +163,7 @@ static oproj_status mpi_reduce(oproj_comm *comm, oproj_reduce mode, int32_t toke
   return oproj_fail(OPROJ_ERR_INVALID, "reduce mode %d is unknown", (int)mode);
 }
 
-/* ---- life ---------------------------------------------------------------------------------------- */
+/* ---- life ---------------------------------------------------------------------------------- */
 
 static void mpi_destroy(oproj_comm *comm) {
   comm_mpi *c = mpi_of(comm);

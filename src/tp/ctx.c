@@ -109,7 +109,7 @@ const char *oproj_ctx_backend(const oproj_ctx *ctx) {
   return ctx->ops->name;
 }
 
-/* ---- memory ------------------------------------------------------------------------------------ */
+/* ---- memory -------------------------------------------------------------------------------- */
 
 oproj_status oproj_buffer_create(oproj_ctx *ctx, size_t bytes, void **out) {
   REQUIRE(ctx && out, OPROJ_ERR_INVALID, "ctx and out must not be NULL");
@@ -141,7 +141,7 @@ size_t oproj_scale_bytes(oproj_scale_layout layout, int32_t groups, int32_t toke
   return bytes > 0 ? (size_t)bytes : 0;
 }
 
-/* ---- the reduction ----------------------------------------------------------------------------- */
+/* ---- the reduction ------------------------------------------------------------------------- */
 
 /* Elements of y that this rank receives. */
 static size_t reduced_elements(const oproj_ctx *ctx, int32_t tokens) {

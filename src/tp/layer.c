@@ -9,7 +9,7 @@
 #include "oproj/checkpoint.h"
 #include "tp/ctx.h"
 
-/* ---- weights ----------------------------------------------------------------------------------- */
+/* ---- weights ------------------------------------------------------------------------------- */
 
 static oproj_status check_matrix(const oproj_dims *dims, const char *name, const oproj_matrix *m,
                                  int64_t rows, int64_t cols) {
@@ -151,7 +151,7 @@ oproj_status oproj_layer_path(const oproj_layer *layer, int32_t tokens, oproj_pa
   return oproj_path_choose(&query, out);
 }
 
-/* ---- argument checks of the hot calls ---------------------------------------------------------- */
+/* ---- argument checks of the hot calls ------------------------------------------------------ */
 
 static int32_t heads_held(const oproj_ctx *ctx) {
   return ctx->shard.head_end - ctx->shard.head_begin;
@@ -227,7 +227,7 @@ static oproj_status check_pointer(const char *name, const void *pointer, int32_t
   return OPROJ_OK;
 }
 
-/* ---- the hot call ------------------------------------------------------------------------------ */
+/* ---- the hot call -------------------------------------------------------------------------- */
 
 static oproj_status forward_here(oproj_layer *layer, const oproj_io *io, uint16_t *partial,
                                  void *stream) {
@@ -260,7 +260,7 @@ oproj_status oproj_forward(oproj_layer *layer, const oproj_io *io, void *stream)
   return oproj_ctx_reduce(ctx, io->tokens, partial, io->y, stream);
 }
 
-/* ---- the stages -------------------------------------------------------------------------------- */
+/* ---- the stages ---------------------------------------------------------------------------- */
 
 oproj_status oproj_input_quantize(oproj_ctx *ctx, const oproj_io *io, const oproj_quant *out,
                                   void *stream) {

@@ -2,6 +2,7 @@
 #include "tp/place.h"
 
 #include <hwloc.h>
+#include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -30,11 +31,20 @@ static hwloc_topology_t load_topology(void) {
   return topology;
 }
 
+static int32_t at_most_cpus(long threads) {
+  int cpus = omp_get_num_procs();
+  return threads < cpus ? (int32_t)threads : cpus;
+}
+
+int32_t oproj_place_team(void) {
+  return at_most_cpus(omp_get_max_threads());
+}
+
 int32_t oproj_place_threads(int32_t local_ranks) {
   const char *asked = getenv("OMP_NUM_THREADS");
   if (asked) {
     long threads = strtol(asked, NULL, 10);
-    if (threads >= 1 && threads <= 1024) return (int32_t)threads;
+    if (threads >= 1) return at_most_cpus(threads);
   }
   hwloc_topology_t topology = load_topology();
   if (!topology) return 1;

@@ -55,9 +55,8 @@ static oproj_status check_size(const oproj_dims *dims, oproj_split split, int32_
   if (size < 1 || dims->groups % size != 0) {
     char legal[256];
     list_divisors(dims->groups, legal, sizeof legal);
-    return oproj_fail(OPROJ_ERR_SHAPE,
-                           "%d ranks cannot share %d groups evenly; legal sizes are %s", size,
-                           dims->groups, legal);
+    return oproj_fail(OPROJ_ERR_SHAPE, "%d ranks cannot share %d groups evenly; legal sizes are %s",
+                      size, dims->groups, legal);
   }
   return OPROJ_OK;
 }

@@ -3,6 +3,9 @@
 
 #include "base/error.h"
 #include "base/num.h"
+#include "tp/place.h"
+
+enum { WORTH_A_TEAM = 4096 }; /* rows from which starting threads pays */
 
 static const double PI = 3.14159265358979323846;
 
@@ -35,10 +38,10 @@ oproj_status oproj_rope_table(const oproj_rope *rope, int32_t rope_dim, int64_t 
   REQUIRE(rope->factor <= 1.0 || rope->original_max_position > 0, OPROJ_ERR_INVALID,
           "YaRN needs original_max_position; it is %lld", (long long)rope->original_max_position);
 
-  int32_t half = rope_dim / 2;
+  int32_t half = rope_dim / 2, threads = end - begin < WORTH_A_TEAM ? 1 : oproj_place_team();
   for (int32_t i = 0; i < half; i++) {
     float frequency = inverse_frequency(rope, rope_dim, i);
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t position = begin; position < end; position++) {
       double angle = oproj_num_mul((float)position, frequency);
       float *row = out + (position - begin) * rope_dim;

@@ -85,7 +85,7 @@ oproj_split oproj_checkpoint_split_kind(const oproj_checkpoint *checkpoint) {
   return checkpoint->split ? oproj_weights_split_kind(checkpoint->split) : OPROJ_SPLIT_EVEN;
 }
 
-/* ---- tensors of a layer ----------------------------------------------------------------------- */
+/* ---- tensors of a layer -------------------------------------------------------------------- */
 
 /* The layer's number, draft layers behind the others. */
 static int32_t layer_of(const oproj_model *model, const oproj_weights_name *name) {
@@ -224,7 +224,7 @@ oproj_status oproj_checkpoint_layer(const oproj_checkpoint *checkpoint, int32_t 
   return OPROJ_OK;
 }
 
-/* ---- shards ----------------------------------------------------------------------------------- */
+/* ---- shards -------------------------------------------------------------------------------- */
 
 oproj_weights_region oproj_weights_region_of(const oproj_dims *dims, oproj_weights_matrix matrix,
                                              oproj_weights_part part, int64_t z_begin,

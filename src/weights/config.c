@@ -102,7 +102,7 @@ static oproj_status read_dims(const source *from, oproj_dims *dims) {
   return OPROJ_OK;
 }
 
-/* ---- rope ------------------------------------------------------------------------------------ */
+/* ---- rope ---------------------------------------------------------------------------------- */
 
 static oproj_status read_theta(const json_t *object, const char *where, const char *key,
                                double *out) {
@@ -127,7 +127,8 @@ static oproj_status read_yarn(const json_t *object, const char *where, oproj_rop
                                 &rope->original_max_position);
 }
 
-/* Plain layers never use YaRN, whatever the file's scaling says: it is meant for compressed ones. */
+/* Plain layers never use YaRN, whatever the file's scaling says: it is meant for compressed ones.
+ * */
 static oproj_status read_rope(const source *from, oproj_model *model) {
   const oproj_rope none = {10000.0, 1.0, 32.0, 1.0, 65536};
   const json_t *nested, *scaling;
@@ -150,7 +151,7 @@ static oproj_status read_rope(const source *from, oproj_model *model) {
   return scaling ? read_yarn(scaling, path, &model->compressed) : OPROJ_OK;
 }
 
-/* ---- compress ratios -------------------------------------------------------------------------- */
+/* ---- compress ratios ----------------------------------------------------------------------- */
 
 static oproj_status read_ratio_list(const source *from, const json_t *list, int32_t layers,
                                     int32_t *out) {

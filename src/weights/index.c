@@ -115,7 +115,8 @@ static oproj_status add_tensors(oproj_checkpoint *checkpoint) {
   return OPROJ_OK;
 }
 
-/* Whether a listed scale may be absent: some repacks of BF16 weights keep the index of the FP8 ones. */
+/* Whether a listed scale may be absent: some repacks of BF16 weights keep the index of the FP8
+ * ones. */
 static bool is_needless(const oproj_checkpoint *checkpoint, const oproj_weights_name *name) {
   const oproj_weights_slot *slots = oproj_weights_slot_of(checkpoint, name);
   const oproj_tensor *weight = slots ? slots[OPROJ_WEIGHTS_WEIGHT].first.tensor : NULL;

@@ -14,7 +14,7 @@ oproj_status oproj_weights_read_text(const char *path, size_t max_bytes, char **
                                      size_t *bytes) {
   char *text = NULL;
   oproj_status status = OPROJ_OK;
-  int file = open(path, O_RDONLY | O_CLOEXEC);
+  int file = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); /* a fifo is refused, not waited for */
   REQUIRE(file >= 0, OPROJ_ERR_IO, "%s: cannot be opened: %s", path, strerror(errno));
   struct stat facts;
   REQUIRE_GOTO(fstat(file, &facts) == 0, status, out, OPROJ_ERR_IO, "%s: cannot be examined: %s",

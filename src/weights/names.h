@@ -18,8 +18,8 @@ typedef enum oproj_weights_part {
   OPROJ_WEIGHTS_PARTS
 } oproj_weights_part;
 
-/* What a name says.  A draft layer may be counted as mtp.k or, behind the others, as layers.L+k: then
- * `draft` is false and number >= L. */
+/* What a name says.  A draft layer may be counted as mtp.k or, behind the others, as layers.L+k:
+ * then `draft` is false and number >= L. */
 typedef struct oproj_weights_name {
   bool draft;
   int32_t number;
@@ -30,8 +30,9 @@ typedef struct oproj_weights_name {
 /* Whether `name` is a WO_A or WO_B tensor in any form in use, and which. */
 bool oproj_weights_name_parse(const char *name, oproj_weights_name *out);
 
-/* Writes the name that released files (hf: Hugging Face files) have for a tensor.  hf has no form of
- * its own for draft layers: they are numbered behind the others, so `number` is layers + k there. */
+/* Writes the name that released files (hf: Hugging Face files) have for a tensor.  hf has no form
+ * of its own for draft layers: they are numbered behind the others, so `number` is layers + k
+ * there. */
 enum { OPROJ_WEIGHTS_NAME_BYTES = 96 };
 void oproj_weights_name_format(const oproj_weights_name *name, bool hf,
                                char out[OPROJ_WEIGHTS_NAME_BYTES]);

@@ -217,7 +217,8 @@ oproj_status oproj_tensors_open(oproj_tensors_file **out, const char *path) {
   oproj_status status;
   file->path = strdup(path);
   REQUIRE_GOTO(file->path, status, out, OPROJ_ERR_NOMEM, "%s: no memory to open it", path);
-  file->descriptor = open(path, O_RDONLY | O_CLOEXEC);
+  /* A fifo would block here for ever; load_header refuses it. */
+  file->descriptor = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   REQUIRE_GOTO(file->descriptor >= 0, status, out, OPROJ_ERR_IO, "%s: cannot be opened: %s", path,
                strerror(errno));
   TRY_GOTO(load_header(file), status, out);

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/checked.h"
@@ -15,7 +16,7 @@
 #include "weights/json.h"
 #include "weights/safetensors.h"
 
-enum { LENGTH_BYTES = 8, HEADER_ALIGNMENT = 8 };
+enum { LENGTH_BYTES = 8, HEADER_ALIGNMENT = 8, MAX_LINKS = 40 };
 
 struct oproj_tensors_writer {
   char *path, *temporary;
@@ -24,6 +25,69 @@ struct oproj_tensors_writer {
   size_t header_bytes;
   int64_t written, total; /* bytes of data */
 };
+
+/* ---- the file to replace -----------------------------------------------------------------------
+ * */
+
+/* path's folder, in malloc'ed memory. */
+static char *folder_of(const char *path) {
+  const char *slash = strrchr(path, '/');
+  if (!slash) return strdup(".");
+  return slash == path ? strdup("/") : strndup(path, (size_t)(slash - path));
+}
+
+/* Replaces *path, a symbolic link, by what it names. */
+static oproj_status follow(char **path) {
+  char link[4096], *folder = NULL, *next = NULL;
+  oproj_status status = OPROJ_OK;
+  ssize_t length = readlink(*path, link, sizeof link - 1);
+  REQUIRE(length >= 0, OPROJ_ERR_IO, "%s: cannot be followed: %s", *path, strerror(errno));
+  link[length] = '\0';
+  folder = link[0] == '/' ? NULL : folder_of(*path);
+  int made = folder ? asprintf(&next, "%s/%s", folder, link) : asprintf(&next, "%s", link);
+  REQUIRE_GOTO(made >= 0, status, out, OPROJ_ERR_NOMEM, "%s: no memory to follow it", *path);
+  free(*path);
+  *path = next;
+out:
+  free(folder);
+  return status;
+}
+
+static oproj_status follow_all(char **path) {
+  struct stat facts;
+  for (int links = 0; lstat(*path, &facts) == 0; links++) {
+    REQUIRE(S_ISREG(facts.st_mode) || S_ISLNK(facts.st_mode), OPROJ_ERR_IO,
+            "%s: is not a regular file and will not be replaced", *path);
+    if (S_ISREG(facts.st_mode)) return OPROJ_OK;
+    REQUIRE(links < MAX_LINKS, OPROJ_ERR_IO, "%s: too many symbolic links", *path);
+    TRY(follow(path));
+  }
+  REQUIRE(errno == ENOENT, OPROJ_ERR_IO, "%s: cannot be written: %s", *path, strerror(errno));
+  REQUIRE((*path)[strlen(*path) - 1] != '/', OPROJ_ERR_IO, "%s: names a folder, not a file", *path);
+  return OPROJ_OK;
+}
+
+oproj_status oproj_tensors_target(const char *path, char **out) {
+  REQUIRE(out && path && *path, OPROJ_ERR_INVALID, "the name of the file to write is empty");
+  char *folder = NULL, *real = strdup(path);
+  oproj_status status = OPROJ_OK;
+  REQUIRE_GOTO(real, status, out, OPROJ_ERR_NOMEM, "%s: no memory for its name", path);
+  TRY_GOTO(follow_all(&real), status, out);
+  folder = folder_of(real);
+  REQUIRE_GOTO(folder, status, out, OPROJ_ERR_NOMEM, "%s: no memory for its name", path);
+  /* Creating and renaming both change the folder, not the file. */
+  REQUIRE_GOTO(access(folder, W_OK | X_OK) == 0, status, out, OPROJ_ERR_IO,
+               "%s: cannot be written: %s", real, strerror(errno));
+  *out = real;
+  real = NULL;
+out:
+  free(folder);
+  free(real);
+  return status;
+}
+
+/* ---- writing ------------------------------------------------------------------------------------
+ * */
 
 static oproj_status write_all(const oproj_tensors_writer *writer, const void *data, size_t bytes,
                               int64_t at) {
@@ -121,10 +185,8 @@ oproj_status oproj_tensors_create(oproj_tensors_writer **out, const char *path,
   oproj_tensors_writer *writer = calloc(1, sizeof *writer);
   REQUIRE(writer, OPROJ_ERR_NOMEM, "%s: no memory to create it", path);
   writer->descriptor = -1;
-  writer->path = strdup(path);
-  oproj_status status = writer->path
-                            ? begin(writer, tensors, count, texts, text_count)
-                            : oproj_fail(OPROJ_ERR_NOMEM, "%s: no memory to create it", path);
+  oproj_status status = oproj_tensors_target(path, &writer->path);
+  if (status == OPROJ_OK) status = begin(writer, tensors, count, texts, text_count);
   if (status == OPROJ_OK)
     *out = writer;
   else

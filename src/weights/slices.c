@@ -8,8 +8,8 @@
 #include "weights/safetensors.h"
 #include "weights/weights.h"
 
-/* Columns are read as whole rows of the tensor, this many bytes at a time: long reads suit disks and
- * network file systems better than short ones with gaps. */
+/* Columns are read as whole rows of the tensor, this many bytes at a time: long reads suit disks
+ * and network file systems better than short ones with gaps. */
 enum { CHUNK_BYTES = 8 << 20 };
 
 oproj_status oproj_weights_read_region(const oproj_weights_found *found,

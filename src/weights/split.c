@@ -1,8 +1,9 @@
 /* split.c - owns writing a split set: every rank's part of every layer, one safetensors file per
  * rank, and the manifest that describes them (its form: split_open.c).
  *
- * A part keeps its dtype and gets the released model's name.  The identity depends on all checksums,
- * so rank files are begun with a placeholder for it and keep their temporary names to the end. */
+ * A part keeps its dtype and gets the released model's name.  The identity depends on all
+ * checksums, so rank files are begun with a placeholder for it and keep their temporary names to
+ * the end. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,7 +35,7 @@ typedef struct job {
   int64_t done, total; /* bytes */
 } job;
 
-/* ---- what is written -------------------------------------------------------------------------- */
+/* ---- what is written ----------------------------------------------------------------------- */
 
 static bool is_absent(const oproj_weights_layer *layer) {
   for (int matrix = 0; matrix < OPROJ_WEIGHTS_MATRICES; matrix++)
@@ -82,7 +83,7 @@ static oproj_status region_of(const job *work, const entry *from, int32_t rank,
   return OPROJ_OK;
 }
 
-/* ---- rank files ------------------------------------------------------------------------------- */
+/* ---- rank files ---------------------------------------------------------------------------- */
 
 static oproj_status create_rank(job *work, int32_t rank) {
   char file[64], number[16];
@@ -136,7 +137,7 @@ out:
   return status;
 }
 
-/* ---- identity and manifest --------------------------------------------------------------------- */
+/* ---- identity and manifest ----------------------------------------------------------------- */
 
 /* An entry as the manifest has it: the whole tensor under its new name. */
 static oproj_tensor described(const entry *from) {
@@ -159,8 +160,8 @@ static oproj_status find_identity(const job *work, char out[17]) {
   return OPROJ_OK;
 }
 
-/* jansson's setters refuse NULL, so an allocation that fails anywhere below ends as a missing value;
- * that is what the sum of `failed` tells. */
+/* jansson's setters refuse NULL, so an allocation that fails anywhere below ends as a missing
+ * value; that is what the sum of `failed` tells. */
 static json_t *build_manifest(const job *work, const char *identity) {
   int failed = 0;
   json_t *tensors = json_array(), *ranks = json_array();

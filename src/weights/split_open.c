@@ -31,7 +31,7 @@ struct oproj_weights_split {
   uint64_t *checksums; /* [size, count] */
 };
 
-/* ---- identity --------------------------------------------------------------------------------- */
+/* ---- identity ------------------------------------------------------------------------------ */
 
 struct oproj_weights_identity {
   XXH3_state_t *state;
@@ -93,7 +93,7 @@ void oproj_weights_hex(uint64_t value, char out[17]) {
   snprintf(out, HEX_DIGITS + 1, "%016" PRIx64, value);
 }
 
-/* ---- manifest --------------------------------------------------------------------------------- */
+/* ---- manifest ------------------------------------------------------------------------------ */
 
 static oproj_status parse_hex(const json_t *object, const char *where, const char *key,
                               uint64_t *out) {
@@ -218,7 +218,7 @@ static oproj_status read_manifest(oproj_checkpoint *checkpoint, const char *path
   return check_identity(split, &checkpoint->config, path);
 }
 
-/* ---- rank files ------------------------------------------------------------------------------- */
+/* ---- rank files ---------------------------------------------------------------------------- */
 
 /* A rank file belongs to this manifest and to this rank. */
 static oproj_status check_file(const oproj_weights_split *split, const oproj_tensors_file *file,

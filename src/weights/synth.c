@@ -1,5 +1,5 @@
-/* synth.c - owns the files of a made-up checkpoint: the released models' config.json, names, shapes,
- * dtypes and index (SPEC, released models), with the values of synth_values.c. */
+/* synth.c - owns the files of a made-up checkpoint: the released models' config.json, names,
+ * shapes, dtypes and index (SPEC, released models), with the values of synth_values.c. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -42,7 +42,7 @@ static int32_t layer_count(const job *work) {
   return work->layers + work->draft_layers;
 }
 
-/* ---- config.json ------------------------------------------------------------------------------- */
+/* ---- config.json --------------------------------------------------------------------------- */
 
 /* The released pattern, continued or cut where the number of layers is another one. */
 static int32_t ratio_of(const job *work, int32_t layer) {
@@ -116,7 +116,7 @@ static oproj_status write_json(const job *work, const char *name, json_t *value)
   return status;
 }
 
-/* ---- tensors ----------------------------------------------------------------------------------- */
+/* ---- tensors ------------------------------------------------------------------------------- */
 
 typedef struct planned {
   char name[OPROJ_WEIGHTS_NAME_BYTES];
@@ -177,7 +177,7 @@ static oproj_status write_tensor(job *work, oproj_tensors_writer *writer, const 
   return OPROJ_OK;
 }
 
-/* ---- files ------------------------------------------------------------------------------------- */
+/* ---- files --------------------------------------------------------------------------------- */
 
 static void file_name(const job *work, int32_t file, char out[FILE_NAME_BYTES]) {
   if (work->asked->files == 1)
@@ -240,7 +240,7 @@ static oproj_status write_index(const job *work) {
                               "weight_map", work->weight_map));
 }
 
-/* ---- the job ----------------------------------------------------------------------------------- */
+/* ---- the job ------------------------------------------------------------------------------- */
 
 static const struct model *find_model(const char *name) {
   for (size_t i = 0; i < sizeof models / sizeof models[0]; i++)

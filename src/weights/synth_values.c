@@ -1,15 +1,16 @@
 /* synth_values.c - owns the numbers of made-up checkpoints and inputs.
  *
- * Every number is a hash of where it stands (seed, layer, matrix, index), so any part can be made in
- * any order, by any rank, and is the same.
+ * Every number is a hash of where it stands (seed, layer, matrix, index), so any part can be made
+ * in any order, by any rank, and is the same.
  *
- * Random: codes look like bell-shaped weights scaled to e4m3's range; scales bring a row's length to
- * about 1, so that N(0,1) inputs give z and y of order 1.
+ * Random: codes look like bell-shaped weights scaled to e4m3's range; scales bring a row's length
+ * to about 1, so that N(0,1) inputs give z and y of order 1.
  *
- * Exact: each row of WO_A has 8 entries +-1, spread evenly over its columns, and each row of WO_B has
- * 16, dealt to the groups in turn.  With inputs in {-2..2}, |z| <= 8*2 and |y| <= 16*16 = 256, and so
- * is every partial sum: integers that f32, bf16 and block-quantised e4m3 all hold exactly.  An entry
- * is a code 2^-s under a block scale 2^s with s in [-3, 3], so that a lost or shifted scale shows. */
+ * Exact: each row of WO_A has 8 entries +-1, spread evenly over its columns, and each row of WO_B
+ * has 16, dealt to the groups in turn.  With inputs in {-2..2}, |z| <= 8*2 and |y| <= 16*16 = 256,
+ * and so is every partial sum: integers that f32, bf16 and block-quantised e4m3 all hold exactly.
+ * An entry is a code 2^-s under a block scale 2^s with s in [-3, 3], so that a lost or shifted
+ * scale shows. */
 #include <math.h>
 #include <string.h>
 
@@ -18,7 +19,7 @@
 
 enum { A_ENTRIES = 8, B_ENTRIES = 16, EXACT_SHIFTS = 7, CODES_PER_HASH = 8 };
 
-/* ---- hashing ---------------------------------------------------------------------------------- */
+/* ---- hashing ------------------------------------------------------------------------------- */
 
 /* The finaliser of splitmix64: every input bit changes every output bit. */
 static inline uint64_t mix(uint64_t x) {
@@ -43,17 +44,17 @@ uint64_t oproj_weights_fill_key(uint64_t seed, bool draft, int32_t number,
   return hash(hash(hash(seed, draft), (uint64_t)number), (uint64_t)matrix);
 }
 
-/* ---- shapes ----------------------------------------------------------------------------------- */
+/* ---- shapes -------------------------------------------------------------------------------- */
 
 static oproj_weights_region whole(const oproj_weights_fill *fill, oproj_weights_part part) {
   int64_t z = (int64_t)fill->dims->groups * fill->dims->lora_rank;
   return oproj_weights_region_of(fill->dims, fill->matrix, part, 0, z);
 }
 
-/* ---- random ----------------------------------------------------------------------------------- */
+/* ---- random -------------------------------------------------------------------------------- */
 
-/* Four bits choose the power of two below a code's value, weighted like the halves, quarters, ... of
- * a bell curve whose largest value is scaled to 448. */
+/* Four bits choose the power of two below a code's value, weighted like the halves, quarters, ...
+ * of a bell curve whose largest value is scaled to 448. */
 static const uint8_t exponent_of[16] = {15, 14, 14, 14, 14, 13, 13, 13,
                                         13, 12, 12, 12, 11, 11, 10, 9};
 
@@ -85,7 +86,7 @@ static int random_shift(int64_t cols) {
   return (int)lround(-0.5 * log2(squares * (double)cols));
 }
 
-/* ---- exact ------------------------------------------------------------------------------------ */
+/* ---- exact --------------------------------------------------------------------------------- */
 
 /* s of a block's scale 2^s. */
 static int exact_shift(const oproj_weights_fill *fill, int64_t block_row, int64_t block_col) {
@@ -122,7 +123,7 @@ static void exact_row(const oproj_weights_fill *fill, int64_t row, int64_t cols,
   }
 }
 
-/* ---- a matrix --------------------------------------------------------------------------------- */
+/* ---- a matrix ------------------------------------------------------------------------------ */
 
 void oproj_weights_fill_codes(const oproj_weights_fill *fill, int64_t begin, int64_t end,
                               uint8_t *out) {
@@ -154,7 +155,7 @@ void oproj_weights_fill_scales(const oproj_weights_fill *fill, void *out) {
   }
 }
 
-/* ---- inputs ----------------------------------------------------------------------------------- */
+/* ---- inputs -------------------------------------------------------------------------------- */
 
 /* The sum of four uniforms of 16 bits, shifted and scaled to mean 0 and variance 1. */
 static float bell(uint64_t bits) {

@@ -15,9 +15,10 @@
  *   synth_values.c       the numbers in them
  *
  * The folder knows dims, shards and matrices from oproj.h, and nothing of ranks, devices or
- * communicators.  Whatever comes out of a file is checked once, where it enters, and trusted after. */
-#ifndef OPROJ_WEIGHTS_WEIGHTS_H
-#define OPROJ_WEIGHTS_WEIGHTS_H
+ * communicators.  Whatever comes out of a file is checked once, where it enters, and trusted after.
+ * */
+#ifndef OPROJ_WEIGHTS_H
+#define OPROJ_WEIGHTS_H
 
 #include <stdbool.h>
 
@@ -32,7 +33,7 @@ enum { OPROJ_WEIGHTS_MAX_LAYERS = 4096, OPROJ_WEIGHTS_MAX_DRAFT = 64 };
 #define OPROJ_WEIGHTS_INDEX_FILE "model.safetensors.index.json"
 #define OPROJ_WEIGHTS_MANIFEST_FILE "oproj-split.json"
 
-/* ---- config.c -------------------------------------------------------------------------------- */
+/* ---- config.c ------------------------------------------------------------------------------ */
 
 typedef struct oproj_weights_config {
   oproj_model model;       /* draft_layers is 0: only the files know */
@@ -41,15 +42,15 @@ typedef struct oproj_weights_config {
   size_t text_bytes;
 } oproj_weights_config;
 
-/* Reads and checks `path`.  ERR_IO: a field is missing, of another type, out of range or contradicts
- * another.  ERR_UNSUPPORTED: a model_type that is not known. */
+/* Reads and checks `path`.  ERR_IO: a field is missing, of another type, out of range or
+ * contradicts another.  ERR_UNSUPPORTED: a model_type that is not known. */
 oproj_status oproj_weights_config_read(const char *path, oproj_weights_config *out);
 void oproj_weights_config_free(oproj_weights_config *config); /* a zeroed one is allowed */
 
 /* Whether a layer of that ratio takes its angles from model.compressed. */
 bool oproj_weights_is_compressed(const oproj_model *model, int32_t compress_ratio);
 
-/* ---- a checkpoint ---------------------------------------------------------------------------- */
+/* ---- a checkpoint -------------------------------------------------------------------------- */
 
 /* A tensor where it was found.  In a split set `tensor` is the manifest's entry, whole, and file is
  * NULL: each rank's file holds its part under the same name. */
@@ -93,7 +94,7 @@ const oproj_weights_slot *oproj_weights_slot_of(const oproj_checkpoint *checkpoi
 /* index.c: opens the files of a whole checkpoint and adds their tensors. */
 oproj_status oproj_weights_index_open(oproj_checkpoint *checkpoint);
 
-/* ---- geometry: who holds what of a tensor ---------------------------------------------------- */
+/* ---- geometry: who holds what of a tensor -------------------------------------------------- */
 
 /* A rectangle of a tensor, in the tensor's own elements (blocks, for scales). */
 typedef struct oproj_weights_region {
@@ -124,7 +125,7 @@ oproj_status oproj_weights_check_shard(const oproj_checkpoint *checkpoint,
 oproj_status oproj_weights_read_region(const oproj_weights_found *found,
                                        const oproj_weights_region *region, void *out);
 
-/* ---- split sets (split_open.c) ---------------------------------------------------------------- */
+/* ---- split sets (split_open.c) ------------------------------------------------------------- */
 
 /* What the identity of a set is made of, hashed in this order: config.json, then every tensor's
  * name, dtype and shape, then every rank's checksums. */
@@ -161,7 +162,7 @@ oproj_status oproj_weights_split_read(const oproj_checkpoint *checkpoint, int32_
                                       const oproj_tensor *tensor,
                                       const oproj_weights_region *region, void *out);
 
-/* ---- folders that appear at once (stage.c) ---------------------------------------------------- */
+/* ---- folders that appear at once (stage.c) ------------------------------------------------- */
 
 typedef struct oproj_weights_stage oproj_weights_stage;
 
@@ -175,7 +176,7 @@ oproj_status oproj_weights_stage_write(const oproj_weights_stage *stage, const c
 oproj_status oproj_weights_stage_commit(oproj_weights_stage *stage);
 void oproj_weights_stage_abandon(oproj_weights_stage *stage); /* NULL is allowed */
 
-/* ---- made-up values (synth_values.c) ----------------------------------------------------------- */
+/* ---- made-up values (synth_values.c) ------------------------------------------------------- */
 
 /* One matrix to be made up.  Every value depends on the key and its own position alone. */
 typedef struct oproj_weights_fill {
@@ -196,4 +197,4 @@ void oproj_weights_fill_codes(const oproj_weights_fill *fill, int64_t begin, int
 /* All scales of the matrix, as bytes of the chosen dtype. */
 void oproj_weights_fill_scales(const oproj_weights_fill *fill, void *out);
 
-#endif /* OPROJ_WEIGHTS_WEIGHTS_H */
+#endif /* OPROJ_WEIGHTS_H */

@@ -35,7 +35,7 @@ double data_uniform(uint64_t stream, uint64_t position) {
   return (double)(data_hash(stream, position) >> 11) * 0x1p-52 - 1.0;
 }
 
-/* ---- weights ------------------------------------------------------------------------------------- */
+/* ---- weights ------------------------------------------------------------------------------- */
 
 static int64_t blocks_of(int64_t extent, int32_t block) {
   return (extent + block - 1) / block;
@@ -87,7 +87,7 @@ static oproj_matrix make_matrix(int stream, bool exact, oproj_dtype dtype, int64
   return m;
 }
 
-/* ---- input --------------------------------------------------------------------------------------- */
+/* ---- input --------------------------------------------------------------------------------- */
 
 /* Exact: quarter turns, position p turning pair i by (p + i) quarters. */
 static void fill_table(data_layer *layer, bool exact) {
@@ -137,7 +137,7 @@ void data_free(data_layer *layer) {
   free(layer->cos_sin);
 }
 
-/* ---- shares -------------------------------------------------------------------------------------- */
+/* ---- shares -------------------------------------------------------------------------------- */
 
 static oproj_matrix cut(const oproj_matrix *m, int64_t row_begin, int64_t row_end,
                         int64_t col_begin, int64_t col_end) {

@@ -1,8 +1,8 @@
 /* data.h - layers and inputs for tests, in memory, made without the library's own synth.
  *
- * Two kinds.  Exact: small integers, quarter-turn angles and power-of-two scales, every sum exact in
- * f32 and bf16, so that results must be bit-equal however the work is dealt out.  Random: values of
- * the size a model has, for which results have a tolerance. */
+ * Two kinds.  Exact: small integers, quarter-turn angles and power-of-two scales, every sum exact
+ * in f32 and bf16, so that results must be bit-equal however the work is dealt out.  Random: values
+ * of the size a model has, for which results have a tolerance. */
 #ifndef TESTS_SUPPORT_DATA_H
 #define TESTS_SUPPORT_DATA_H
 

@@ -39,8 +39,8 @@ typedef struct files_tensor {
   const void *data; /* [rows, cols] elements of the dtype */
 } files_tensor;
 
-/* The same with a header made from the list (dtypes of 1, 2 and 4 bytes).  `pad` spaces lengthen the
- * header, so that data may begin at odd bytes. */
+/* The same with a header made from the list (dtypes of 1, 2 and 4 bytes).  `pad` spaces lengthen
+ * the header, so that data may begin at odd bytes. */
 void files_write_tensors(const char *dir, const char *name, const files_tensor *tensors, int count,
                          int pad);
 

@@ -1,5 +1,5 @@
-/* ranks.h - several ranks inside one process, without MPI: contexts of a made-up communicator, whose
- * partial sums the test adds itself. */
+/* ranks.h - several ranks inside one process, without MPI: contexts of a made-up communicator,
+ * whose partial sums the test adds itself. */
 #ifndef TESTS_SUPPORT_RANKS_H
 #define TESTS_SUPPORT_RANKS_H
 

@@ -1,5 +1,6 @@
 /* test_golden.c - the reference backend against vectors made by other people's GPU kernels
- * (tests/data/golden/README.md): codes and scales byte for byte, z and y to within bf16 rounding. */
+ * (tests/data/golden/README.md): codes and scales byte for byte, z and y to within bf16 rounding.
+ * */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +25,17 @@ static void setup(void) {
   EXPECT_OK(oproj_ctx_create(&ctx, comm, &dims, &config));
 }
 
+/* What a test loads or makes lives until its end. */
+static void *kept[64];
+static int kept_count;
+
+static void *keep(void *memory) {
+  ck_assert(memory && kept_count < 64);
+  return kept[kept_count++] = memory;
+}
+
 static void teardown(void) {
+  while (kept_count > 0) free(kept[--kept_count]);
   oproj_ctx_destroy(ctx);
   oproj_comm_destroy(comm);
 }
@@ -37,7 +48,7 @@ static void *load(const char *file_name, const char *tensor_name, int64_t bytes)
   const oproj_tensor *tensor = oproj_tensors_find(file, tensor_name);
   ck_assert_msg(tensor != NULL, "%s has no %s", path, tensor_name);
   ck_assert_int_eq(tensor->bytes, bytes);
-  void *data = malloc((size_t)bytes);
+  void *data = keep(malloc((size_t)bytes));
   EXPECT_OK(oproj_tensors_read(file, tensor, 0, bytes, data));
   oproj_tensors_close(file);
   return data;
@@ -48,7 +59,6 @@ static void check_bytes(const char *file, const char *tensor, const void *got, s
   for (size_t i = 0; i < bytes; i++)
     ck_assert_msg(((const uint8_t *)got)[i] == want[i], "%s of %s: byte %zu is %02x, wanted %02x",
                   tensor, file, i, ((const uint8_t *)got)[i], want[i]);
-  free(want);
 }
 
 /* The rows that the large positions use stand alone in their file: positions become row numbers. */
@@ -72,8 +82,8 @@ static const char *const files[] = {"edges", "largepos_full"};
 START_TEST(codes_and_scales) {
   const char *file = files[_i];
   oproj_io io = golden_io(file);
-  uint8_t *codes = malloc(GROUPS * TOKENS * COLS);
-  uint8_t *scales = malloc(GROUPS * 32 * ALIGNED * 4);
+  uint8_t *codes = keep(malloc(GROUPS * TOKENS * COLS));
+  uint8_t *scales = keep(malloc(GROUPS * 32 * ALIGNED * 4));
   memset(scales, 0xAA, GROUPS * 32 * ALIGNED * 4);
   oproj_quant out = {codes, scales, OPROJ_SCALE_F32, GROUPS, TOKENS, COLS};
   EXPECT_OK(oproj_input_quantize(ctx, &io, &out, NULL));
@@ -91,7 +101,7 @@ END_TEST
 START_TEST(rotated_bf16) {
   const char *file = files[_i];
   oproj_io io = golden_io(file);
-  uint16_t *x = malloc(GROUPS * TOKENS * COLS * sizeof *x);
+  uint16_t *x = keep(malloc(GROUPS * TOKENS * COLS * sizeof *x));
   EXPECT_OK(oproj_input_rotate(ctx, &io, x, NULL));
   check_bytes(file, "o_rot_bf16_gtd", x, GROUPS * TOKENS * COLS * sizeof *x);
 }
@@ -99,7 +109,7 @@ END_TEST
 
 /* Weight codes as the vectors' README defines them. */
 static uint8_t *weight_codes(uint64_t seed, int64_t count) {
-  uint8_t *codes = malloc((size_t)count);
+  uint8_t *codes = keep(malloc((size_t)count));
   for (int64_t i = 0; i < count; i++) {
     uint64_t m = (seed + (uint64_t)i + 1) * UINT64_C(0x9E3779B97F4A7C15);
     m = (m ^ m >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
@@ -110,8 +120,8 @@ static uint8_t *weight_codes(uint64_t seed, int64_t count) {
   return codes;
 }
 
-/* Values that come from tensor cores: nearly all within one bf16 unit of ours; sums near zero, whose
- * own unit is tiny, within a thousandth of the typical size. */
+/* Values that come from tensor cores: nearly all within one bf16 unit of ours; sums near zero,
+ * whose own unit is tiny, within a thousandth of the typical size. */
 static void check_near(const char *name, const uint16_t *got, const uint16_t *want,
                        const double *exact, int64_t count) {
   double square = 0.0;

@@ -1,5 +1,6 @@
 /* test_safetensors.c - the reader against hand-made files, the writer against the reader. */
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "oproj/safetensors.h"
@@ -35,7 +36,8 @@ static const struct {
     {"{\"__metadata__\":{\"a\":\"b\"}}  ", 0, NULL},
     {"{\"t\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0,1]}}", 1, NULL},
     {"{\"t\":{\"dtype\":\"F4\",\"shape\":[3,2],\"data_offsets\":[0,3]}}", 3, NULL},
-    {"{\"t\":{\"dtype\":\"F32\",\"shape\":[0,4611686018427387904],\"data_offsets\":[0,0]}}", 0, NULL},
+    {"{\"t\":{\"dtype\":\"F32\",\"shape\":[0,4611686018427387904],"
+     "\"data_offsets\":[0,0]}}", 0, NULL},
     {"", 0, "JSON"},
     {"[]", 0, "one JSON object"},
     {"{\"t\":{\"dtype\":\"U8\"", 0, "JSON"},
@@ -47,22 +49,27 @@ static const struct {
     {"{\"t\":{\"dtype\":\"U8\",\"data_offsets\":[0,1]}}", 1, "shape is missing"},
     {"{\"t\":{\"dtype\":\"U8\",\"shape\":[-1],\"data_offsets\":[0,1]}}", 1, "shape[0]"},
     {"{\"t\":{\"dtype\":\"U8\",\"shape\":[1.0],\"data_offsets\":[0,1]}}", 1, "shape[0]"},
-    {"{\"t\":{\"dtype\":\"U8\",\"shape\":[1,1,1,1,1,1,1,1,1],\"data_offsets\":[0,1]}}", 1, "9 dimensions"},
+    {"{\"t\":{\"dtype\":\"U8\",\"shape\":[1,1,1,1,1,1,1,1,1],"
+     "\"data_offsets\":[0,1]}}", 1, "9 dimensions"},
     {"{\"t\":{\"dtype\":\"U8\",\"shape\":[1]}}", 1, "data_offsets"},
     {"{\"t\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0]}}", 1, "data_offsets"},
     {"{\"t\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,\"1\"]}}", 1, "data_offsets"},
     {"{\"t\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[-1,0]}}", 1, "not inside"},
     {"{\"t\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1,0]}}", 1, "not inside"},
     {"{\"t\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]}}", 1, "not inside"},
-    {"{\"t\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[9223372036854775807,9223372036854775807]}}", 1, "not inside"},
-    {"{\"t\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,99999999999999999999]}}", 1, "JSON"},
+    {"{\"t\":{\"dtype\":\"U8\",\"shape\":[1],"
+     "\"data_offsets\":[9223372036854775807,9223372036854775807]}}", 1, "not inside"},
+    {"{\"t\":{\"dtype\":\"U8\",\"shape\":[1],"
+     "\"data_offsets\":[0,99999999999999999999]}}", 1, "JSON"},
     {"{\"t\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,2]}}", 2, "need 4"},
     {"{\"t\":{\"dtype\":\"F4\",\"shape\":[3],\"data_offsets\":[0,2]}}", 2, "whole number"},
-    {"{\"t\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,0]}}", 0, "whole number"},
+    {"{\"t\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],"
+     "\"data_offsets\":[0,0]}}", 0, "whole number"},
     {"{\"t\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},"
       "\"t\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1,2]}}", 2, "duplicate"},
     {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]},"
-      "\"b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[1,3]}}", 3, "tensors a and b overlap"},
+      "\"b\":{\"dtype\":\"U8\",\"shape\":[2],"
+     "\"data_offsets\":[1,3]}}", 3, "tensors a and b overlap"},
     {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},"
       "\"b\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[2,3]}}", 3, "before tensor b"},
     {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 2, "the file has"},
@@ -206,8 +213,48 @@ START_TEST(writer_refuses) {
   two[1].shape[0] = 1;
   EXPECT_FAIL(oproj_tensors_create(&writer, path, two + 1, 1, NULL, 0), OPROJ_ERR_INVALID, "UTF-8");
   EXPECT_FAIL(oproj_tensors_create(&writer, files_path(dir, "no/f"), planned, 3, NULL, 0),
-              OPROJ_ERR_IO, "cannot be created");
+              OPROJ_ERR_IO, "No such file");
   ck_assert_int_eq(files_count(dir), 0);
+}
+END_TEST
+
+START_TEST(reader_and_writer_refuse_special_files) {
+  oproj_tensors_writer *writer;
+  oproj_tensors_file *file;
+  struct stat facts;
+  const char *path = files_path(dir, "fifo");
+  ck_assert_int_eq(mkfifo(path, 0600), 0);
+  EXPECT_FAIL(oproj_tensors_open(&file, path), OPROJ_ERR_IO, "regular");
+  EXPECT_FAIL(oproj_tensors_create(&writer, path, planned, 3, NULL, 0), OPROJ_ERR_IO, "regular");
+  EXPECT_FAIL(oproj_tensors_create(&writer, dir, planned, 3, NULL, 0), OPROJ_ERR_IO, "regular");
+  EXPECT_FAIL(oproj_tensors_create(&writer, "", planned, 3, NULL, 0), OPROJ_ERR_INVALID, "empty");
+  ck_assert_int_eq(lstat(path, &facts), 0);
+  ck_assert(S_ISFIFO(facts.st_mode));
+  ck_assert_int_eq(files_count(dir), 1);
+}
+END_TEST
+
+/* A link stays one, and what it names gets the bytes, whether or not that was there. */
+START_TEST(writer_follows_links) {
+  const int64_t bytes = 22;
+  const char data[22] = {0};
+  oproj_tensors_writer *writer;
+  struct stat facts;
+  const char *link = files_path(dir, "link");
+  ck_assert_int_eq(mkdir(files_path(dir, "sub"), 0700), 0);
+  ck_assert_int_eq(symlink("sub/real", link), 0);
+  for (int i = 0; i < 2; i++) {
+    EXPECT_OK(oproj_tensors_create(&writer, link, planned, 3, NULL, 0));
+    EXPECT_OK(oproj_tensors_write(writer, data, bytes));
+    EXPECT_OK(oproj_tensors_finish(writer));
+    ck_assert_int_eq(lstat(link, &facts), 0);
+    ck_assert(S_ISLNK(facts.st_mode));
+    ck_assert_int_eq(lstat(files_path(dir, "sub/real"), &facts), 0);
+    ck_assert(S_ISREG(facts.st_mode));
+  }
+  ck_assert_int_eq(symlink("loop", files_path(dir, "loop")), 0);
+  EXPECT_FAIL(oproj_tensors_create(&writer, files_path(dir, "loop"), planned, 3, NULL, 0),
+              OPROJ_ERR_IO, "links");
 }
 END_TEST
 
@@ -223,6 +270,8 @@ int main(void) {
   tcase_add_test(cases, writes_what_it_reads);
   tcase_add_test(cases, unfinished_writer_leaves_nothing);
   tcase_add_test(cases, writer_refuses);
+  tcase_add_test(cases, reader_and_writer_refuse_special_files);
+  tcase_add_test(cases, writer_follows_links);
   suite_add_tcase(suite, cases);
   return run_suite(suite);
 }

@@ -46,7 +46,7 @@ static float element(const oproj_matrix *matrix, int64_t row, int64_t col) {
   return code * matrix->scales[row / matrix->block * blocks + col / matrix->block];
 }
 
-/* ---- forms ------------------------------------------------------------------------------------ */
+/* ---- forms --------------------------------------------------------------------------------- */
 
 START_TEST(every_name_and_scale_dtype) {
   static const char *const dtypes[] = {"F8_E8M0", "U8", "F32"};
@@ -180,7 +180,7 @@ START_TEST(refusals) {
 }
 END_TEST
 
-/* ---- values ----------------------------------------------------------------------------------- */
+/* ---- values -------------------------------------------------------------------------------- */
 
 START_TEST(values_depend_on_place_alone) {
   oproj_synth synth = OPROJ_SYNTH_INIT;
@@ -270,7 +270,7 @@ START_TEST(input_is_normal_or_small_integers) {
 }
 END_TEST
 
-/* ---- exact ------------------------------------------------------------------------------------ */
+/* ---- exact --------------------------------------------------------------------------------- */
 
 static void expect_unit_rows(const oproj_matrix *matrix, int entries, int64_t stratum) {
   int other_scales = 0;

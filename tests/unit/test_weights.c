@@ -1,5 +1,5 @@
-/* test_weights.c - hand-made checkpoints: which files and names are taken, what is refused, and that
- * a slice is exactly the rectangle of the file that it stands for. */
+/* test_weights.c - hand-made checkpoints: which files and names are taken, what is refused, and
+ * that a slice is exactly the rectangle of the file that it stands for. */
 #include <math.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -50,7 +50,7 @@ static void write_tensors(const files_tensor *tensors, int count) {
   reopen();
 }
 
-/* ---- slices ----------------------------------------------------------------------------------- */
+/* ---- slices -------------------------------------------------------------------------------- */
 
 static void expect_slice(const small_layer *layer, const oproj_shard *shard,
                          const oproj_slices *slices) {
@@ -126,7 +126,7 @@ START_TEST(foreign_shards) {
 }
 END_TEST
 
-/* ---- names ------------------------------------------------------------------------------------ */
+/* ---- names --------------------------------------------------------------------------------- */
 
 static const struct {
   const char *a, *b, *suffix, *label;
@@ -204,7 +204,7 @@ START_TEST(layers_beyond_config) {
 }
 END_TEST
 
-/* ---- dtypes and shapes ------------------------------------------------------------------------ */
+/* ---- dtypes and shapes --------------------------------------------------------------------- */
 
 START_TEST(tensor_refusals) {
   char names[SMALL_TENSORS][128];
@@ -316,7 +316,7 @@ START_TEST(scale_dtypes) {
 }
 END_TEST
 
-/* ---- index ------------------------------------------------------------------------------------ */
+/* ---- index --------------------------------------------------------------------------------- */
 
 static void write_index(const char *map) {
   char text[2048];

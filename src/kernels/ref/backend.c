@@ -11,7 +11,7 @@
 #include "base/layout.h"
 #include "kernels/ref/ref.h"
 
-/* ---- state ------------------------------------------------------------------------------------- */
+/* ---- state --------------------------------------------------------------------------------- */
 
 static void ref_close(oproj_kernels *k) {
   if (!k) return;
@@ -58,7 +58,7 @@ static oproj_status ref_open(oproj_kernels **out, const oproj_kernels_config *co
   return OPROJ_OK;
 }
 
-/* ---- weights ----------------------------------------------------------------------------------- */
+/* ---- weights ------------------------------------------------------------------------------- */
 
 static size_t data_bytes(const oproj_matrix *m) {
   return (size_t)(m->rows * m->cols) * (m->dtype == OPROJ_DTYPE_BF16 ? 2 : 1);
@@ -117,7 +117,7 @@ static oproj_status ref_weights_replace(oproj_kernels_weights *w, const oproj_ma
   return OPROJ_OK;
 }
 
-/* ---- stages ------------------------------------------------------------------------------------ */
+/* ---- stages -------------------------------------------------------------------------------- */
 
 static oproj_status stage_input_quantize(oproj_kernels *k, const oproj_io *io,
                                          const oproj_quant *out, void *stream) {
@@ -270,7 +270,7 @@ static oproj_status ref_forward(oproj_kernels_weights *w, const oproj_io *io,
   return stage_out_forward(w, io->tokens, k->work.z, partial, stream);
 }
 
-/* ---- memory ------------------------------------------------------------------------------------ */
+/* ---- memory -------------------------------------------------------------------------------- */
 
 static oproj_status ref_buffer_create(oproj_kernels *k, size_t bytes, void **out) {
   (void)k;

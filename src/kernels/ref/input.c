@@ -28,8 +28,8 @@ oproj_status ref_check_positions(const oproj_io *io) {
   return OPROJ_OK;
 }
 
-/* `count` values of one head from dimension `begin` on, turned back where they are rotated.  begin and
- * the first rotated dimension are even, so pairs are never cut. */
+/* `count` values of one head from dimension `begin` on, turned back where they are rotated.  begin
+ * and the first rotated dimension are even, so pairs are never cut. */
 static void rotated_values(const oproj_dims *dims, const uint16_t *head, const float *cos_sin_row,
                            int32_t begin, int32_t count, float *out) {
   int32_t rope_begin = dims->head_dim - dims->rope_dim, half = dims->rope_dim / 2;

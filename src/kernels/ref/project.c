@@ -1,8 +1,8 @@
 /* project.c - the block-scaled matrix product behind both projections.
  *
  * Tokens are taken TILE at a time as f32 columns [cols][TILE], so that the inner loop runs over
- * tokens: it vectorises without reordering any sum, every output is the plain sum in order of k, and
- * a NaN stays in its token's lane.  One weight row is widened once per tile. */
+ * tokens: it vectorises without reordering any sum, every output is the plain sum in order of k,
+ * and a NaN stays in its token's lane.  One weight row is widened once per tile. */
 #include <stdbool.h>
 #include <stdlib.h>
 

@@ -35,7 +35,7 @@ struct oproj_kernels_weights {
   ref_adapter adapter;     /* rank 0 = none */
 };
 
-/* ---- input.c ---- */
+/* ---- input.c ------------------------------------------------------------------------------- */
 
 /* ERR_INVALID for the first position outside the table. */
 oproj_status ref_check_positions(const oproj_io *io);
@@ -44,9 +44,10 @@ void ref_input_rotate(const oproj_kernels *kernels, const oproj_io *io, uint16_t
 void ref_z_quantize(const oproj_kernels *kernels, int32_t tokens, const uint16_t *z,
                     const oproj_quant *out);
 
-/* ---- project.c ---- */
+/* ---- project.c ----------------------------------------------------------------------------- */
 
-/* out[t, row] = bf16( sum over blocks b of (sum_k a[t,k] w[row,k]) * (a_scale[t,b] * w_scale[row,b])
+/* out[t, row] = bf16( sum over blocks b of (sum_k a[t,k] w[row,k]) * (a_scale[t,b] *
+ * w_scale[row,b])
  *                     + addend[t, row] ),  all in f32.
  * Activation and weight are both e4m3 with scales or both bf16 without. */
 typedef struct ref_product {
@@ -66,7 +67,7 @@ typedef struct ref_product {
 
 oproj_status ref_project(const ref_product *product);
 
-/* ---- adapter.c ---- */
+/* ---- adapter.c ----------------------------------------------------------------------------- */
 
 oproj_status ref_adapter_set(oproj_kernels_weights *weights, const oproj_adapter *adapter);
 void ref_adapter_clear(ref_adapter *adapter);

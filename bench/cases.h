@@ -1,0 +1,42 @@
+/* cases.h - what a case tells the engine, and the list of them: one file each, case_*.c. */
+#ifndef OPROJ_BENCH_CASES_H
+#define OPROJ_BENCH_CASES_H
+
+#include <stdbool.h>
+
+#include "rig.h"
+
+/* What one call must move and compute, each byte counted once. */
+typedef struct bench_cost {
+  double bytes, flops; /* 0: none worth naming */
+} bench_cost;
+
+typedef struct bench_case {
+  const char *name, *summary;
+  bool naive;   /* the BF16 composition does the same work and is timed beside it */
+  bool eager;   /* waits on the host inside a call, so that no graph can hold it */
+  bool loads;   /* of a checkpoint: not sized in tokens */
+  bool reduces; /* over the ranks; the others stop at this rank's partial sum */
+
+  /* COLLECTIVE.  Dimensions from elsewhere than args; NULL: none. */
+  oproj_status (*dims)(const bench_ranks *ranks, const bench_args *args, oproj_dims *out);
+
+  /* COLLECTIVE.  Makes what the calls need; all of it is sized for rig->max_tokens. */
+  oproj_status (*open)(bench_rig *rig);
+  void (*close)(bench_rig *rig); /* NULL: nothing to do; also after a failure before */
+
+  oproj_status (*call)(bench_rig *rig, int32_t tokens, int32_t call, void *stream);
+  bench_cost (*cost)(const bench_rig *rig, int32_t tokens);
+
+  /* Poisons the output before the timed calls; NULL where check is. */
+  oproj_status (*poison)(bench_rig *rig, int32_t tokens);
+  /* Counts this rank's wrong values in what call number `call` has left; NULL: nothing to hold. */
+  oproj_status (*check)(bench_rig *rig, int32_t tokens, int32_t call, int64_t *wrong);
+} bench_case;
+
+extern const bench_case case_forward, case_inv_rope, case_load, case_reduce, case_wo_a, case_wo_b;
+
+extern const bench_case *const bench_cases[]; /* ends with NULL */
+const bench_case *bench_case_find(const char *name);
+
+#endif /* OPROJ_BENCH_CASES_H */

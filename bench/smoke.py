@@ -1,0 +1,98 @@
+#!/usr/bin/env python3
+"""smoke.py - oproj-bench on the host: every case, its check, table, JSON lines and refusals.
+
+No time is looked at, only that there is one."""
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ASKED = None
+SMALL = ["--backend", "ref", "--model", "tiny", "-c", "-r", "2", "-w", "1"]
+
+
+def run(*words, launcher=()):
+    return subprocess.run([*launcher, ASKED.bench, *words], capture_output=True, text=True,
+                          timeout=120, check=False)
+
+
+class SmokeTest(unittest.TestCase):
+    def rows(self, *words, launcher=()):
+        done = run(*words, launcher=launcher)
+        self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
+        return [line.split() for line in done.stdout.splitlines() if not line.startswith("#")]
+
+    def test_cases_sizes_and_checks(self):
+        for case in ("inv_rope", "wo_a", "wo_b", "forward", "reduce"):
+            with self.subTest(case=case):
+                rows = self.rows(case, "-b", "1", "-e", "17", "-f", "4", *SMALL)
+                self.assertEqual([row[0] for row in rows], ["1", "4", "16"])
+                for row in rows:
+                    self.assertGreater(float(row[1]), 0)
+                    # No bandwidth, rate, floor or naive rung on the host; nothing wrong.
+                    self.assertEqual(row[3:8], ["-", "-", "-", "-", "0"])
+
+    def test_share_is_one_ranks_part(self):
+        for model in ("v4-flash", "v4.1-flash"):
+            rows = self.rows("forward", "-b", "2", "--backend", "ref", "-c", "-r", "1", "--model",
+                             model, "--share", "8")
+            self.assertEqual([(row[0], row[7], row[8]) for row in rows], [("2", "0", "reference")])
+
+    def test_ranks(self):
+        launcher = (ASKED.mpirun, "-n", "2")
+        for case in ("reduce", "forward"):
+            rows = self.rows(case, "-b", "3", *SMALL, launcher=launcher)
+            self.assertEqual([(row[0], row[7]) for row in rows], [("3", "0")])
+
+    def test_load_and_json_and_compare(self):
+        with tempfile.TemporaryDirectory() as folder:
+            model, lines = os.path.join(folder, "tiny"), os.path.join(folder, "a.jsonl")
+            subprocess.run([ASKED.oproj, "synth", "--model", "tiny", "--out", model], check=True,
+                           capture_output=True)
+            self.rows("load", "--dir", model, "--backend", "ref", "-J", lines)
+            self.rows("forward", "-b", "1", "-e", "2", "-J", lines, *SMALL)
+            with open(lines, encoding="utf-8") as file:
+                rows = [json.loads(line) for line in file]
+            self.assertEqual([(r["case"], r["tokens"]) for r in rows],
+                             [("load", 0), ("forward", 1), ("forward", 2)])
+            for row in rows:
+                self.assertGreater(row["p99_us"], 0)
+                self.assertGreater(row["bytes"], 0)
+                self.assertIsNone(row["gb_per_s"])
+                self.assertIn("oproj-bench " + row["case"], row["command"])
+            done = subprocess.run([sys.executable, ASKED.compare, lines, lines, "--limit", "1.0"],
+                                  capture_output=True, text=True, check=False)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("# oproj: 3 rows, geometric mean 1.000", done.stdout)
+
+    def test_refusals(self):
+        for code, words in ((2, []), (2, ["nothing"]), (2, ["forward", "-b", "0"]),
+                            (2, ["forward", "-b", "8", "-e", "4"]), (2, ["forward", "-f", "1"]),
+                            (2, ["forward", "-n", "x"]), (2, ["forward", "-r"]),
+                            (2, ["forward", "--che"]), (2, ["forward", "--check=1"]),
+                            (2, ["forward", "wo_a"]), (2, ["forward", "--model", "v5"]),
+                            (2, ["load"]), (2, ["forward", "--dir", "x"]),
+                            (3, ["load", "--dir", "/nowhere", "--backend", "ref"]),
+                            (3, ["forward", "--share", "3", "--backend", "ref"]),
+                            (3, ["forward", "--model", "tiny", "--backend", "ref", "-J",
+                                 "/nowhere/x"])):
+            with self.subTest(words=words):
+                done = run(*words)
+                self.assertEqual((done.returncode, done.stdout), (code, ""), done.stderr)
+                self.assertEqual(done.stderr.count("\n"), 1)
+
+    def test_help(self):
+        done = run("--help")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertIn("inv_rope", done.stdout)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    for name in ("bench", "oproj", "compare", "mpirun"):
+        parser.add_argument("--" + name, required=True)
+    ASKED, rest = parser.parse_known_args()
+    unittest.main(argv=sys.argv[:1] + rest)

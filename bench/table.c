@@ -1,0 +1,171 @@
+/* table.c - see table.h. */
+#include "table.h"
+
+#include <errno.h>
+#include <jansson.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+static bool speaks(const bench_table *t) {
+  return t->rig->ranks->rank == 0;
+}
+
+static const device_facts *facts_of(const bench_rig *rig) {
+  return rig->device ? device_describe(rig->device) : NULL;
+}
+
+oproj_status table_open(bench_table *t, const bench_rig *rig, const bench_case *which,
+                        const char *command) {
+  *t = (bench_table){.rig = rig, .which = which, .command = command};
+  if (!speaks(t) || !rig->args->json) return OPROJ_OK;
+  t->json = fopen(rig->args->json, "a");
+  if (!t->json)
+    return oproj_fail(OPROJ_ERR_IO, "cannot write %s: %s", rig->args->json, strerror(errno));
+  return OPROJ_OK;
+}
+
+oproj_status table_close(bench_table *t) {
+  int json = t->json ? ferror(t->json) | fclose(t->json) : 0;
+  t->json = NULL;
+  if (json) return oproj_fail(OPROJ_ERR_IO, "cannot write %s", t->rig->args->json);
+  if (fflush(stdout) || ferror(stdout))
+    return oproj_fail(OPROJ_ERR_COMM, "cannot write to standard output");
+  return OPROJ_OK;
+}
+
+/* ---- derived numbers ----------------------------------------------------------------------- */
+
+/* The host's bandwidth is nobody's result: 0 keeps it out of tables and files. */
+static double gb_per_s(const bench_table *t, const table_row *row) {
+  return t->rig->device ? row->cost.bytes / row->p50_us * 1e-3 : 0.0;
+}
+
+static double tflop_per_s(const bench_table *t, const table_row *row) {
+  return t->rig->device ? row->cost.flops / row->p50_us * 1e-6 : 0.0;
+}
+
+/* The least time that the device's measured ceilings allow, in us; 0: no ceilings known, or a case
+ * that they do not bound. */
+static double floor_us(const bench_table *t, const table_row *row) {
+  const device_facts *facts = facts_of(t->rig);
+  if (!facts || facts->bytes_per_s == 0.0 || t->which->eager) return 0.0;
+  double bytes = row->cost.bytes / facts->bytes_per_s, flops = row->cost.flops / facts->flops_per_s;
+  return (bytes > flops ? bytes : flops) * 1e6;
+}
+
+/* ---- prose --------------------------------------------------------------------------------- */
+
+static void describe_versions(const bench_table *t, char *text, size_t bytes) {
+  const device_facts *facts = facts_of(t->rig);
+  char mpi[128];
+  unsigned version = oproj_version();
+  ranks_describe(t->rig->ranks, mpi, sizeof mpi);
+  snprintf(text, bytes, "oproj %u.%u.%u, %s%s%s", version / 10000, version / 100 % 100,
+           version % 100, facts ? facts->versions : "", facts ? ", " : "", mpi);
+}
+
+void table_heading(const bench_table *t, int32_t calls, int32_t warmups, int32_t replays) {
+  if (!speaks(t)) return;
+  const bench_rig *rig = t->rig;
+  const device_facts *facts = facts_of(rig);
+  const oproj_dims *d = &rig->dims;
+  char versions[512];
+  describe_versions(t, versions, sizeof versions);
+  printf("# %s\n# %s\n", t->command, versions);
+  if (facts) printf("# device %d: %s, %s\n", facts->ordinal, facts->name, facts->text);
+  printf(
+      "# %s: hidden %d, %d heads, %d groups, o_lora_rank %d, blocks of %d; %d rank%s, backend "
+      "%s\n",
+      t->which->name, d->hidden, d->heads, d->groups, d->lora_rank, d->quant_block,
+      rig->ranks->size, rig->ranks->size == 1 ? "" : "s", oproj_ctx_backend(rig->ctx));
+  printf("# %d calls per %s, %d warm-up and %d timed replays", calls,
+         rig->device && !t->which->eager && !rig->args->eager ? "CUDA graph" : "replay", warmups,
+         replays);
+  if (rig->layer_count) printf(", %d layer%s", rig->layer_count, rig->layer_count == 1 ? "" : "s");
+  printf("\n");
+  if (facts && facts->bytes_per_s > 0.0)
+    printf("# floor: compulsory bytes at %.2f TB/s or flops at %.0f TFLOP/s, whichever is longer\n",
+           facts->bytes_per_s * 1e-12, facts->flops_per_s * 1e-12);
+  printf("#%9s %10s %10s %9s %9s %7s %7s %7s  %s\n", "size", "p50", "p99", "bw", "rate", "floor",
+         "naive", "#wrong", "path");
+  printf("#%9s %10s %10s %9s %9s %7s %7s %7s\n", "tokens", "us", "us", "GB/s", "TFLOP/s", "%", "x",
+         "");
+  fflush(stdout);
+}
+
+/* ---- rows ---------------------------------------------------------------------------------- */
+
+static void put_number(int width, int digits, double value) {
+  if (value > 0.0)
+    printf(" %*.*f", width, digits, value);
+  else
+    printf(" %*s", width, "-");
+}
+
+static void print_row(const bench_table *t, const table_row *row) {
+  if (t->which->loads)
+    printf(" %9s", "-");
+  else
+    printf(" %9d", row->tokens);
+  put_number(10, 2, row->p50_us);
+  put_number(10, 2, row->p99_us);
+  put_number(9, 1, gb_per_s(t, row));
+  put_number(9, 2, tflop_per_s(t, row));
+  put_number(7, 1, 100.0 * floor_us(t, row) / row->p50_us);
+  put_number(7, 2, row->naive_us / row->p50_us);
+  if (row->wrong < 0)
+    printf(" %7s", "-");
+  else
+    printf(" %7lld", (long long)row->wrong);
+  printf("  %s\n", row->path);
+  fflush(stdout);
+}
+
+/* A number where there is one, else null. */
+static json_t *known(double value) {
+  return value > 0.0 ? json_real(value) : json_null();
+}
+
+static json_t *setting(const bench_table *t) {
+  const bench_rig *rig = t->rig;
+  const device_facts *facts = facts_of(rig);
+  char versions[512], host[256] = "", date[32] = "";
+  time_t now = time(NULL);
+  struct tm utc;
+  describe_versions(t, versions, sizeof versions);
+  gethostname(host, sizeof host - 1);
+  if (gmtime_r(&now, &utc)) strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", &utc);
+  return json_pack("{s:s, s:s, s:I, s:i, s:s, s:b, s:s, s:s, s:s, s:s, s:s, s:s}", "case",
+                   t->which->name, "model",
+                   t->which->loads ? rig->args->dir : rig_model_names[rig->args->model], "share",
+                   (json_int_t)rig->args->share, "ranks", rig->ranks->size, "backend",
+                   oproj_ctx_backend(rig->ctx), "warm", rig->args->warm, "device",
+                   facts ? facts->name : "host", "device_text", facts ? facts->text : "",
+                   "versions", versions, "host", host, "date", date, "command", t->command);
+}
+
+static oproj_status write_json(const bench_table *t, const table_row *row) {
+  json_t *line = setting(t);
+  json_t *numbers = json_pack(
+      "{s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:b, s:f, s:f, s:f, s:f, s:o, s:o, s:o, s:o, s:o}",
+      "rung", row->rung, "path", row->path, "tokens", row->tokens, "calls", row->calls, "warmups",
+      row->warmups, "replays", row->replays, "layers", row->layers, "graph", row->graph, "p50_us",
+      row->p50_us, "p99_us", row->p99_us, "bytes", row->cost.bytes, "flops", row->cost.flops,
+      "gb_per_s", known(gb_per_s(t, row)), "tflop_per_s", known(tflop_per_s(t, row)), "floor_us",
+      known(floor_us(t, row)), "naive_ratio", known(row->naive_us / row->p50_us), "wrong",
+      row->wrong < 0 ? json_null() : json_integer(row->wrong));
+  int failed = !line || !numbers || json_object_update(line, numbers) != 0 ||
+               json_dumpf(line, t->json, JSON_COMPACT) != 0 || fputc('\n', t->json) == EOF ||
+               fflush(t->json) != 0;
+  json_decref(numbers);
+  json_decref(line);
+  if (failed) return oproj_fail(OPROJ_ERR_IO, "cannot write %s", t->rig->args->json);
+  return OPROJ_OK;
+}
+
+oproj_status table_put(const bench_table *t, const table_row *row) {
+  if (!speaks(t)) return OPROJ_OK;
+  print_row(t, row);
+  return t->json ? write_json(t, row) : OPROJ_OK;
+}

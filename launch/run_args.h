@@ -1,0 +1,27 @@
+/* run_args.h - the command line of `oproj run`. */
+#ifndef OPROJ_LAUNCH_RUN_ARGS_H
+#define OPROJ_LAUNCH_RUN_ARGS_H
+
+#include "job.h"
+
+enum { RUN_BACKEND_AUTO = 0, RUN_COMM_NCCL = 2 };
+
+typedef struct run_args {
+  const char *dir, *input, *output, *json;
+  int32_t tokens;                 /* -1: not given */
+  int32_t layer_begin, layer_end; /* end -1: the last */
+  bool check;
+  uint64_t seed;
+  int backend; /* RUN_BACKEND_AUTO, or a place in run_backends */
+  int comm;
+  oproj_reduce reduce;
+  oproj_split split;
+} run_args;
+
+/* The words of --backend and --reduce. */
+extern const char *const run_backends[], *const run_reduces[];
+
+/* As args_parse. */
+bool run_args_parse(job_state *job, int argc, char **argv, run_args *out);
+
+#endif /* OPROJ_LAUNCH_RUN_ARGS_H */

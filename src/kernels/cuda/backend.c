@@ -1,0 +1,322 @@
+/* backend.c - the stages of the CUDA backend, their chain, and its table.
+ *
+ *   input -> WO_A (one launch for all groups, adapter added) -> z -> quantised z -> WO_B
+ *
+ * Stages enqueue on the caller's stream and return; they neither allocate, copy to the host nor
+ * synchronise, so that a CUDA graph can capture them.  Their workspace belongs to the context:
+ * calls of one context must be ordered among themselves, on one stream or by events.
+ *
+ * Every entry makes the context's device current for the calling thread and leaves it so. */
+#include "base/error.h"
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/sm90.h"
+
+enum { ALIGNMENT = 16 }; /* bytes: the kernels' loads and stores of codes, x and z */
+
+static oproj_status check_aligned(const void *pointer, const char *name) {
+  REQUIRE((uintptr_t)pointer % ALIGNMENT == 0, OPROJ_ERR_INVALID,
+          "%s is at %p; the cuda backend needs it aligned to %d bytes", name, pointer, ALIGNMENT);
+  return OPROJ_OK;
+}
+
+/* ---- input --------------------------------------------------------------------------------- */
+
+static cuda_input describe_input(const oproj_kernels *k, const oproj_io *io) {
+  const oproj_dims *dims = &k->config.dims;
+  int32_t heads_per_group = k->group_cols / dims->head_dim;
+  return (cuda_input){.tokens = io->tokens,
+                      .heads = k->config.groups * heads_per_group,
+                      .heads_per_group = heads_per_group,
+                      .head_dim = dims->head_dim,
+                      .rope_dim = dims->rope_dim,
+                      .block = dims->quant_block,
+                      .attn_out = io->attn_out,
+                      .token_stride = io->token_stride,
+                      .head_stride = io->head_stride,
+                      .positions = io->positions,
+                      .positions_i32 = io->position_type == OPROJ_POSITION_I32,
+                      .cos_sin = io->cos_sin,
+                      .cos_sin_rows = io->cos_sin_rows,
+                      .fault = k->fault_device,
+                      .claim = k->claim,
+                      .dependent = k->capability >= 90};
+}
+
+static oproj_status quantize_input(const oproj_kernels *k, const oproj_io *io,
+                                   const oproj_quant *out, cudaStream_t stream) {
+  TRY(check_aligned(out->codes, "codes"));
+  cuda_input input = describe_input(k, io);
+  input.codes = out->codes;
+  input.scales = out->scales;
+  input.layout = out->layout;
+  CUDA_TRY(cuda_launch_input_quantize(&input, stream));
+  return OPROJ_OK;
+}
+
+static oproj_status rotate_input(const oproj_kernels *k, const oproj_io *io, uint16_t *x,
+                                 cudaStream_t stream) {
+  TRY(check_aligned(x, "x"));
+  cuda_input input = describe_input(k, io);
+  input.x = x;
+  CUDA_TRY(cuda_launch_input_rotate(&input, stream));
+  return OPROJ_OK;
+}
+
+static oproj_status stage_input_quantize(oproj_kernels *k, const oproj_io *io,
+                                         const oproj_quant *out, void *stream) {
+  TRY(cuda_enter(k));
+  return quantize_input(k, io, out, stream);
+}
+
+static oproj_status stage_input_rotate(oproj_kernels *k, const oproj_io *io, uint16_t *x,
+                                       void *stream) {
+  TRY(cuda_enter(k));
+  return rotate_input(k, io, x, stream);
+}
+
+/* ---- WO_A ---------------------------------------------------------------------------------- */
+
+static cuda_product group_product(const oproj_kernels_weights *w, int32_t tokens, uint16_t *z) {
+  const oproj_kernels *k = w->kernels;
+  return (cuda_product){.groups = k->config.groups,
+                        .tokens = tokens,
+                        .rows = k->config.dims.lora_rank,
+                        .cols = k->group_cols,
+                        .dtype = w->wo_a.dtype,
+                        .block = w->wo_a.block,
+                        .w = w->wo_a.data,
+                        .w_scales = w->wo_a.scales,
+                        .out = z,
+                        .out_stride = k->z_cols};
+}
+
+static oproj_status add_adapter(const oproj_kernels_weights *w, int32_t tokens, const uint16_t *x,
+                                cudaStream_t stream) {
+  const oproj_kernels *k = w->kernels;
+  cuda_lora lora = {.groups = k->config.groups,
+                    .tokens = tokens,
+                    .rank = w->adapter.rank,
+                    .rows = k->config.dims.lora_rank,
+                    .cols = k->group_cols,
+                    .x = x,
+                    .a = w->adapter.a,
+                    .b = w->adapter.b,
+                    .down = w->adapter.down,
+                    .delta = k->work.delta};
+  CUDA_TRY(cuda_launch_lora(&lora, stream));
+  return OPROJ_OK;
+}
+
+static oproj_status project_groups(const oproj_kernels_weights *w, const oproj_quant *x,
+                                   const float *addend, uint16_t *z, cudaStream_t stream) {
+  TRY(check_aligned(x->codes, "codes"));
+  if (x->layout == OPROJ_SCALE_F32 && sm90_takes_groups(w)) {
+    sm90_result result = {.addend = addend, .z = z};
+    return sm90_project_groups(w, x, NULL, &result, stream);
+  }
+  cuda_product product = group_product(w, x->tokens, z);
+  product.a = x->codes;
+  product.a_scales = x->scales;
+  product.layout = x->layout;
+  product.addend = addend;
+  CUDA_TRY(cuda_launch_project(&product, stream));
+  return OPROJ_OK;
+}
+
+/* The workspace's quantised input, described for this call. */
+static oproj_quant workspace_xq(const oproj_kernels *k, int32_t tokens) {
+  oproj_quant xq = k->work.xq;
+  xq.layout = OPROJ_SCALE_F32;
+  xq.groups = k->config.groups;
+  xq.tokens = tokens;
+  xq.cols = k->group_cols;
+  return xq;
+}
+
+/* z from the quantised input (e4m3 WO_A) or from the rotated one (bf16 WO_A); with an adapter the
+ * rotated input is needed in both cases. */
+static oproj_status forward_groups(const oproj_kernels_weights *w, const oproj_io *io, uint16_t *z,
+                                   cudaStream_t stream) {
+  const oproj_kernels *k = w->kernels;
+  const cuda_workspace *work = &k->work;
+  const float *addend = NULL;
+  if (w->wo_a.dtype == OPROJ_DTYPE_BF16 || w->adapter.rank > 0)
+    TRY(rotate_input(k, io, work->x, stream));
+  if (w->adapter.rank > 0) {
+    TRY(add_adapter(w, io->tokens, work->x, stream));
+    addend = work->delta;
+  }
+  if (w->wo_a.dtype == OPROJ_DTYPE_E4M3) {
+    oproj_quant xq = workspace_xq(k, io->tokens);
+    TRY(quantize_input(k, io, &xq, stream));
+    return project_groups(w, &xq, addend, z, stream);
+  }
+  cuda_product product = group_product(w, io->tokens, z);
+  product.a = work->x;
+  product.addend = addend;
+  CUDA_TRY(cuda_launch_project(&product, stream));
+  return OPROJ_OK;
+}
+
+static oproj_status stage_group_forward(oproj_kernels_weights *w, const oproj_io *io, uint16_t *z,
+                                        void *stream) {
+  TRY(cuda_enter(w->kernels));
+  return forward_groups(w, io, z, stream);
+}
+
+static oproj_status stage_group_project(oproj_kernels_weights *w, const oproj_quant *x, uint16_t *z,
+                                        void *stream) {
+  TRY(cuda_enter(w->kernels));
+  return project_groups(w, x, NULL, z, stream);
+}
+
+/* ---- z and WO_B ---------------------------------------------------------------------------- */
+
+static oproj_status quantize_z(const oproj_kernels *k, int32_t tokens, const uint16_t *z,
+                               const oproj_quant *out, cudaStream_t stream) {
+  TRY(check_aligned(z, "z"));
+  TRY(check_aligned(out->codes, "codes"));
+  cuda_z description = {.tokens = tokens,
+                        .cols = k->z_cols,
+                        .block = k->config.dims.quant_block,
+                        .z = z,
+                        .codes = out->codes,
+                        .scales = out->scales,
+                        .layout = out->layout};
+  CUDA_TRY(cuda_launch_z_quantize(&description, stream));
+  return OPROJ_OK;
+}
+
+/* The workspace's quantised z, described for this call. */
+static oproj_quant workspace_zq(const oproj_kernels *k, int32_t tokens, oproj_scale_layout layout) {
+  oproj_quant zq = k->work.zq;
+  zq.layout = layout;
+  zq.groups = 1;
+  zq.tokens = tokens;
+  zq.cols = k->z_cols;
+  return zq;
+}
+
+static cuda_product out_product(const oproj_kernels_weights *w, int32_t tokens, uint16_t *partial) {
+  const oproj_kernels *k = w->kernels;
+  return (cuda_product){.groups = 1,
+                        .tokens = tokens,
+                        .rows = k->config.dims.hidden,
+                        .cols = k->z_cols,
+                        .dtype = w->wo_b.dtype,
+                        .block = w->wo_b.block,
+                        .w = w->wo_b.data,
+                        .w_scales = w->wo_b.scales,
+                        .out = partial,
+                        .out_stride = k->config.dims.hidden};
+}
+
+static oproj_status project_out(const oproj_kernels_weights *w, const oproj_quant *z,
+                                uint16_t *partial, uint32_t flags, cudaStream_t stream) {
+  TRY(check_aligned(z->codes, "codes"));
+  if (z->layout == OPROJ_SCALE_F32 && sm90_takes_out(w) && (uintptr_t)partial % 8 == 0)
+    return sm90_project_out(w, z, partial, (flags & OPROJ_EARLY_TRIGGER) != 0, stream);
+  cuda_product product = out_product(w, z->tokens, partial);
+  product.a = z->codes;
+  product.a_scales = z->scales;
+  product.layout = z->layout;
+  CUDA_TRY(cuda_launch_project(&product, stream));
+  return OPROJ_OK;
+}
+
+static oproj_status forward_out(const oproj_kernels_weights *w, int32_t tokens, const uint16_t *z,
+                                uint16_t *partial, cudaStream_t stream) {
+  if (w->wo_b.dtype == OPROJ_DTYPE_E4M3) {
+    oproj_quant zq = workspace_zq(w->kernels, tokens, OPROJ_SCALE_F32);
+    TRY(quantize_z(w->kernels, tokens, z, &zq, stream));
+    return project_out(w, &zq, partial, 0, stream);
+  }
+  TRY(check_aligned(z, "z"));
+  cuda_product product = out_product(w, tokens, partial);
+  product.a = z;
+  CUDA_TRY(cuda_launch_project(&product, stream));
+  return OPROJ_OK;
+}
+
+static oproj_status stage_z_quantize(oproj_kernels *k, int32_t tokens, const uint16_t *z,
+                                     const oproj_quant *out, void *stream) {
+  TRY(cuda_enter(k));
+  return quantize_z(k, tokens, z, out, stream);
+}
+
+static oproj_status stage_out_forward(oproj_kernels_weights *w, int32_t tokens, const uint16_t *z,
+                                      uint16_t *partial, void *stream) {
+  TRY(cuda_enter(w->kernels));
+  return forward_out(w, tokens, z, partial, stream);
+}
+
+static oproj_status stage_out_project(oproj_kernels_weights *w, const oproj_quant *z,
+                                      uint16_t *partial, void *stream) {
+  TRY(cuda_enter(w->kernels));
+  return project_out(w, z, partial, 0, stream);
+}
+
+/* Input to quantised z without z in memory: the quantiser fused in front of WO_A for few tokens, a
+ * launch of its own for more. */
+static oproj_status forward_to_quantized_z(const oproj_kernels_weights *w, const oproj_io *io,
+                                           const oproj_quant *zq, cudaStream_t stream) {
+  const oproj_kernels *k = w->kernels;
+  sm90_result result = {.zq = *zq};
+  if (sm90_fuses(k, io)) {
+    cuda_input input = describe_input(k, io);
+    return sm90_project_groups(w, NULL, &input, &result, stream);
+  }
+  oproj_quant xq = workspace_xq(k, io->tokens);
+  TRY(quantize_input(k, io, &xq, stream));
+  return sm90_project_groups(w, &xq, NULL, &result, stream);
+}
+
+static oproj_status cuda_forward(oproj_kernels_weights *w, const oproj_io *io,
+                                 const oproj_kernels_out *out, uint16_t *partial, void *stream) {
+  oproj_kernels *k = w->kernels;
+  TRY(cuda_enter(k));
+  if (w->adapter.rank == 0 && sm90_takes_groups(w) &&
+      (out->fn || w->wo_b.dtype == OPROJ_DTYPE_E4M3)) {
+    oproj_quant zq = workspace_zq(k, io->tokens, out->fn ? out->layout : OPROJ_SCALE_F32);
+    TRY(forward_to_quantized_z(w, io, &zq, stream));
+    return out->fn ? out->fn(out->user, &zq, partial, stream)
+                   : project_out(w, &zq, partial, io->flags, stream);
+  }
+  TRY(forward_groups(w, io, k->work.z, stream));
+  if (!out->fn) return forward_out(w, io->tokens, k->work.z, partial, stream);
+  oproj_quant zq = workspace_zq(k, io->tokens, out->layout);
+  TRY(quantize_z(k, io->tokens, k->work.z, &zq, stream));
+  return out->fn(out->user, &zq, partial, stream);
+}
+
+/* ---- the table ----------------------------------------------------------------------------- */
+
+static const oproj_kernels_ops cuda_ops = {
+    .name = "cuda",
+    .host = 0,
+    .open = cuda_open,
+    .close = cuda_close,
+    .weights_create = cuda_weights_create,
+    .weights_replace = cuda_weights_replace,
+    .weights_destroy = cuda_weights_destroy,
+    .adapter_set = cuda_adapter_set,
+    .input_quantize = stage_input_quantize,
+    .input_rotate = stage_input_rotate,
+    .group_forward = stage_group_forward,
+    .group_project = stage_group_project,
+    .z_quantize = stage_z_quantize,
+    .out_forward = stage_out_forward,
+    .out_project = stage_out_project,
+    .forward = cuda_forward,
+    .buffer_create = cuda_buffer_create,
+    .buffer_destroy = cuda_buffer_destroy,
+    .buffer_write = cuda_buffer_write,
+    .buffer_read = cuda_buffer_read,
+    .capability = cuda_capability,
+};
+
+const oproj_kernels_ops *oproj_kernels_cuda(const char **why) {
+  const char *unusable = cuda_why_unusable();
+  if (unusable && why) *why = unusable;
+  return unusable ? NULL : &cuda_ops;
+}

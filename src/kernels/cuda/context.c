@@ -1,0 +1,207 @@
+/* context.c - one context's device, workspace and plain memory.
+ *
+ * A position outside the table is found on the device.  It makes its token NaN and is reported as
+ * ERR_INVALID by a later call: the first stage that starts, or buffer_read that ends, after the
+ * device wrote it down.  That call says so once; a stage that reports enqueues nothing. */
+#include <stdlib.h>
+
+#include "base/error.h"
+#include "base/layout.h"
+#include "base/log.h"
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/sm90.h"
+
+enum { FIRST_CAPABILITY = 80 };
+
+oproj_status cuda_fail(cudaError_t error, const char *call) {
+  (void)cudaGetLastError(); /* clears it, unless the device is lost */
+  return oproj_fail(error == cudaErrorMemoryAllocation ? OPROJ_ERR_NOMEM : OPROJ_ERR_DEVICE,
+                    "%s: %s", call, cudaGetErrorString(error));
+}
+
+/* ---- devices ------------------------------------------------------------------------------- */
+
+static cudaError_t device_capability(int device, int32_t *out) {
+  int major = 0, minor = 0;
+  cudaError_t error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  if (error == cudaSuccess)
+    error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  *out = major * 10 + minor;
+  return error;
+}
+
+const char *cuda_why_unusable(void) {
+  int count = 0;
+  cudaError_t error = cudaGetDeviceCount(&count);
+  (void)cudaGetLastError();
+  if (error == cudaErrorInsufficientDriver)
+    return "this machine has no NVIDIA driver, or one older than this build's CUDA";
+  if (error == cudaErrorNoDevice || (error == cudaSuccess && count == 0))
+    return "this machine has no CUDA device";
+  if (error != cudaSuccess) return cudaGetErrorString(error);
+  for (int device = 0; device < count; device++) {
+    int32_t capability;
+    if (device_capability(device, &capability) == cudaSuccess && capability >= FIRST_CAPABILITY)
+      return NULL;
+  }
+  return "no CUDA device here has compute capability 8.0 or newer";
+}
+
+/* ---- state --------------------------------------------------------------------------------- */
+
+static void free_workspace(cuda_workspace *w) {
+  cudaFree(w->x);
+  cudaFree(w->xq.codes);
+  cudaFree(w->xq.scales);
+  cudaFree(w->z);
+  cudaFree(w->zq.codes);
+  cudaFree(w->zq.scales);
+  cudaFree(w->delta);
+  for (int i = 0; i < CUDA_RANK_CLASSES; i++) cudaFree(w->down[i]);
+}
+
+void cuda_close(oproj_kernels *k) {
+  if (!k) return;
+  cudaSetDevice(k->device);
+  free_workspace(&k->work);
+  cudaFree(k->claim);
+  if (k->fault) cudaFreeHost(k->fault);
+  if (k->upload) cudaStreamDestroy(k->upload);
+  free(k);
+}
+
+static oproj_status choose_device(oproj_kernels *k, int32_t wanted) {
+  int count = 0;
+  CUDA_TRY(cudaGetDeviceCount(&count));
+  REQUIRE(wanted >= -1 && wanted < count, OPROJ_ERR_INVALID,
+          "device is %d; this process sees %d CUDA devices, numbered from 0", wanted, count);
+  k->device = wanted;
+  if (wanted == -1) CUDA_TRY(cudaGetDevice(&k->device));
+  CUDA_TRY(device_capability(k->device, &k->capability));
+  REQUIRE(k->capability >= FIRST_CAPABILITY, OPROJ_ERR_UNSUPPORTED,
+          "device %d has compute capability %d.%d; 8.0 or newer is needed", k->device,
+          k->capability / 10, k->capability % 10);
+  CUDA_TRY(cudaSetDevice(k->device));
+  return OPROJ_OK;
+}
+
+/* Room for the largest of the three layouts. */
+static size_t any_scale_bytes(int32_t groups, int32_t tokens, int64_t columns) {
+  int64_t f32 = oproj_layout_bytes(OPROJ_SCALE_F32, groups, tokens, columns);
+  int64_t tile = oproj_layout_bytes(OPROJ_SCALE_UE8M0_TILE, groups, tokens, columns);
+  return (size_t)(f32 > tile ? f32 : tile); /* packed is never larger than f32 and tile */
+}
+
+static oproj_status allocate(void **out, size_t bytes) {
+  CUDA_TRY(cudaMalloc(out, bytes));
+  return OPROJ_OK;
+}
+
+static oproj_status open_workspace(oproj_kernels *k) {
+  /* A context for zero tokens still has buffers, so that no pointer is NULL. */
+  int32_t tokens = k->config.max_tokens > 0 ? k->config.max_tokens : 1;
+  int32_t groups = k->config.groups, block = k->config.dims.quant_block;
+  size_t input = (size_t)groups * (size_t)tokens * (size_t)k->group_cols;
+  size_t z = (size_t)tokens * (size_t)k->z_cols;
+  cuda_workspace *w = &k->work;
+  TRY(allocate((void **)&w->x, input * sizeof *w->x));
+  TRY(allocate((void **)&w->xq.codes, input));
+  TRY(allocate(&w->xq.scales, any_scale_bytes(groups, tokens, k->group_cols / block)));
+  TRY(allocate((void **)&w->z, z * sizeof *w->z));
+  TRY(allocate((void **)&w->zq.codes, z));
+  return allocate(&w->zq.scales, any_scale_bytes(1, tokens, k->z_cols / block));
+}
+
+static oproj_status open_fault(oproj_kernels *k) {
+  void *host, *device;
+  CUDA_TRY(cudaHostAlloc(&host, sizeof *k->fault, cudaHostAllocMapped));
+  k->fault = host;
+  *k->fault = (cuda_fault){0};
+  CUDA_TRY(cudaHostGetDevicePointer(&device, host, 0));
+  k->fault_device = device;
+  TRY(allocate((void **)&k->claim, sizeof *k->claim));
+  CUDA_TRY(cudaMemsetAsync(k->claim, 0, sizeof *k->claim, k->upload));
+  CUDA_TRY(cudaStreamSynchronize(k->upload));
+  return OPROJ_OK;
+}
+
+static oproj_status open_on_device(oproj_kernels *k) {
+  if (k->capability == 90) CUDA_TRY(sm90_query_capacity(k->sm90_capacity));
+  CUDA_TRY(cudaStreamCreateWithFlags(&k->upload, cudaStreamNonBlocking));
+  TRY(open_fault(k));
+  return open_workspace(k);
+}
+
+oproj_status cuda_open(oproj_kernels **out, const oproj_kernels_config *config) {
+  oproj_kernels *k = calloc(1, sizeof *k);
+  REQUIRE(k, OPROJ_ERR_NOMEM, "no memory for a context");
+  k->config = *config;
+  k->group_cols = oproj_kernels_group_cols(config);
+  k->z_cols = oproj_kernels_z_cols(config);
+  oproj_status status = choose_device(k, config->device);
+  if (status != OPROJ_OK) {
+    free(k);
+    return status;
+  }
+  status = open_on_device(k);
+  if (status != OPROJ_OK) {
+    cuda_close(k);
+    return oproj_base_fail_in(status, "device %d, %d tokens", k->device, config->max_tokens);
+  }
+  oproj_base_log(OPROJ_LOG_INFO, "CUDA device %d, compute capability %d.%d", k->device,
+                 k->capability / 10, k->capability % 10);
+  *out = k;
+  return OPROJ_OK;
+}
+
+/* ---- entering a stage ---------------------------------------------------------------------- */
+
+static oproj_status report_fault(oproj_kernels *k) {
+  uint32_t raised = __atomic_load_n(&k->fault->raised, __ATOMIC_ACQUIRE);
+  if (raised == k->fault->seen) return OPROJ_OK;
+  cuda_fault found = *k->fault;
+  __atomic_store_n(&k->fault->seen, raised, __ATOMIC_RELEASE); /* frees the record */
+  return oproj_fail(
+      OPROJ_ERR_INVALID,
+      "positions[%d] of an earlier call is %lld; the cos_sin table has rows 0 to %lld", found.token,
+      (long long)found.position, (long long)found.rows - 1);
+}
+
+oproj_status cuda_enter(oproj_kernels *k) {
+  CUDA_TRY(cudaSetDevice(k->device));
+  return report_fault(k);
+}
+
+/* ---- memory -------------------------------------------------------------------------------- */
+
+oproj_status cuda_buffer_create(oproj_kernels *k, size_t bytes, void **out) {
+  CUDA_TRY(cudaSetDevice(k->device));
+  return allocate(out, bytes ? bytes : 1);
+}
+
+void cuda_buffer_destroy(oproj_kernels *k, void *buffer) {
+  cudaSetDevice(k->device);
+  cudaFree(buffer);
+}
+
+oproj_status cuda_buffer_write(oproj_kernels *k, void *to, const void *from_host, size_t bytes,
+                               void *stream) {
+  CUDA_TRY(cudaSetDevice(k->device));
+  if (bytes) CUDA_TRY(cudaMemcpyAsync(to, from_host, bytes, cudaMemcpyHostToDevice, stream));
+  CUDA_TRY(cudaStreamSynchronize(stream));
+  return OPROJ_OK;
+}
+
+/* Everything before it on the stream has run, so a bad position there is reported here; the bytes
+ * have arrived all the same. */
+oproj_status cuda_buffer_read(oproj_kernels *k, void *to_host, const void *from, size_t bytes,
+                              void *stream) {
+  CUDA_TRY(cudaSetDevice(k->device));
+  if (bytes) CUDA_TRY(cudaMemcpyAsync(to_host, from, bytes, cudaMemcpyDeviceToHost, stream));
+  CUDA_TRY(cudaStreamSynchronize(stream));
+  return report_fault(k);
+}
+
+int32_t cuda_capability(const oproj_kernels *k) {
+  return k->capability;
+}

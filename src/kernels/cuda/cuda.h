@@ -1,0 +1,216 @@
+/* cuda.h - inside the CUDA backend: its state, and the launchers that its host code calls.
+ *
+ *   backend.c         the stages, their chain and the table
+ *   context.c         device, workspace, bad positions, plain memory
+ *   weights.c         upload of weights and adapters
+ *   versions.c        which CUDA this is
+ *   input.cu          inverse RoPE, block quantisation, of the input and of z
+ *   project.cu        both projections for many tokens: tensor cores, f32 sums
+ *   project_small.cu  the same for up to CUDA_SMALL_TOKENS tokens: bound by the weights' bytes
+ *   adapter.cu        the low-rank addition to WO_A
+ *   sm90.h, sm90_*    SM90's own kernel for both projections, the input's quantiser fused in front
+ *   device.cuh        what the kernels share
+ *   input.cuh         bad positions and block quantisation, for the kernels that need them
+ *
+ * A launcher takes one POD that carries every shape and pointer (device memory), enqueues on the
+ * stream and returns the launch's error.  It neither allocates, copies nor synchronises, so that
+ * all of them can be captured in a CUDA graph. */
+#ifndef OPROJ_KERNELS_CUDA_H
+#define OPROJ_KERNELS_CUDA_H
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include "kernels/kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- errors -------------------------------------------------------------------------------- */
+
+/* The one border where a CUDA error becomes an oproj_status: ERR_NOMEM for a failed allocation,
+ * ERR_DEVICE for the rest, the sentence being the call and CUDA's text. */
+oproj_status cuda_fail(cudaError_t error, const char *call);
+
+#define CUDA_TRY(call)                                                    \
+  do {                                                                    \
+    cudaError_t cuda_error_ = (call);                                     \
+    if (cuda_error_ != cudaSuccess) return cuda_fail(cuda_error_, #call); \
+  } while (0)
+
+/* A position outside the table, found by a kernel.  Lies in pinned host memory that the device
+ * writes, so that the host sees it without synchronising.  raised != seen means one is waiting to
+ * be reported; the host then sets seen = raised.  `claim`, in device memory, lets one thread win:
+ * it equals `seen` while the record is free.  Neither side needs an atomic across PCIe. */
+typedef struct cuda_fault {
+  uint32_t raised; /* device writes, last */
+  uint32_t seen;   /* host writes */
+  int32_t token;
+  int64_t position, rows;
+} cuda_fault;
+
+/* ---- input.cu ------------------------------------------------------------------------------ */
+
+typedef struct cuda_input {
+  int32_t tokens, heads, heads_per_group, head_dim, rope_dim;
+  int32_t block;            /* of quantisation: 32 or 128 */
+  const uint16_t *attn_out; /* bf16, token t and head h at t * token_stride + h * head_stride */
+  int64_t token_stride, head_stride;
+  const void *positions; /* i64, or i32 where positions_i32 */
+  int32_t positions_i32;
+  const float *cos_sin; /* f32 [cos_sin_rows, rope_dim] */
+  int64_t cos_sin_rows;
+  cuda_fault *fault; /* device address */
+  uint32_t *claim;
+  int32_t dependent; /* launch while the kernel before still runs; capability 9.0 or newer */
+  uint8_t *codes;    /* quantize: e4m3 [groups, tokens, D], 16-byte aligned ... */
+  void *scales;      /* ... and scales, as `layout` says */
+  oproj_scale_layout layout;
+  uint16_t *x; /* rotate: bf16 [groups, tokens, D], 16-byte aligned */
+} cuda_input;
+
+cudaError_t cuda_launch_input_quantize(const cuda_input *input, cudaStream_t stream);
+cudaError_t cuda_launch_input_rotate(const cuda_input *input, cudaStream_t stream);
+
+typedef struct cuda_z {
+  int32_t tokens, cols;
+  int32_t block;
+  const uint16_t *z; /* bf16 [tokens, cols], 16-byte aligned */
+  uint8_t *codes;    /* e4m3 [tokens, cols], 16-byte aligned */
+  void *scales;
+  oproj_scale_layout layout;
+} cuda_z;
+
+cudaError_t cuda_launch_z_quantize(const cuda_z *z, cudaStream_t stream);
+
+/* ---- project.cu, project_small.cu ---------------------------------------------------------- */
+
+/* For every group g and each of its rows:
+ *   out[t, g*rows + row] = bf16( sum over blocks b of (sum_k a[g,t,k] w[g*rows + row, k])
+ *                                    * (a_scale[g,t,b] * w_scale[g*rows + row, b])
+ *                                + addend[t, g*rows + row] ),  sums in f32.
+ * Activation and weight are both e4m3 with scales or both bf16 without. */
+typedef struct cuda_product {
+  int32_t groups, tokens, rows, cols; /* rows per group; cols a multiple of 32 */
+  oproj_dtype dtype;
+  int32_t block;        /* e4m3: 32 or 128, dividing cols and, where groups > 1, rows */
+  const void *a;        /* [groups, tokens, cols], 16-byte aligned */
+  const void *a_scales; /* e4m3: as `layout` says */
+  oproj_scale_layout layout;
+  const void *w;         /* [groups * rows, cols], 16-byte aligned */
+  const float *w_scales; /* e4m3: [ceil(groups * rows / block), cols / block] */
+  const float *addend;   /* f32, indexed as out; or NULL */
+  uint16_t *out;
+  int64_t out_stride; /* elements between tokens */
+} cuda_product;
+
+enum { CUDA_SMALL_TOKENS = 8 }; /* up to here a warp's lanes can each end with one output */
+
+/* Chooses between the two kernels. */
+cudaError_t cuda_launch_project(const cuda_product *product, cudaStream_t stream);
+cudaError_t cuda_launch_project_small(const cuda_product *product, cudaStream_t stream);
+
+/* ---- adapter.cu ---------------------------------------------------------------------------- */
+
+/* delta[t, g*rows + row] = sum_i (sum_k x[g,t,k] a[g,i,k]) * b[g,row,i], both sums in f32. */
+typedef struct cuda_lora {
+  int32_t groups, tokens, rank, rows, cols;
+  const uint16_t *x; /* bf16 [groups, tokens, cols], 16-byte aligned */
+  const uint16_t *a; /* bf16 [groups, rank, cols], 16-byte aligned */
+  const uint16_t *b; /* bf16 [groups, rows, rank] */
+  float *down;       /* f32 [groups, tokens, rank]: the inner sums, scratch */
+  float *delta;      /* f32 [tokens, groups * rows] */
+} cuda_lora;
+
+cudaError_t cuda_launch_lora(const cuda_lora *lora, cudaStream_t stream);
+
+/* ---- state --------------------------------------------------------------------------------- */
+
+enum { CUDA_CLUSTER_SIZES = 4 }; /* 1, 2, 4, 8 blocks */
+
+enum { CUDA_RANK_CLASSES = 11 }; /* adapter ranks 1, 2, 4 .. 1024 */
+
+/* Buffers between the stages, for max_tokens; their addresses never change, so captured graphs stay
+ * valid as long as the context. */
+typedef struct cuda_workspace {
+  uint16_t *x;    /* bf16 [groups, T, D] */
+  oproj_quant xq; /* quantised input, OPROJ_SCALE_F32 */
+  uint16_t *z;    /* bf16 [T, z cols] */
+  oproj_quant zq; /* quantised z, in whatever layout a call asks for */
+
+  /* Made by the first adapter (of its rank class), shared by all layers, kept until close. */
+  float *delta;
+  float *down[CUDA_RANK_CLASSES];
+} cuda_workspace;
+
+struct oproj_kernels {
+  oproj_kernels_config config;
+  int32_t group_cols, z_cols; /* D and the z columns held */
+  int device;
+  int32_t capability; /* major*10 + minor */
+  int32_t
+      sm90_capacity[CUDA_CLUSTER_SIZES]; /* SM90: blocks held at once in clusters of 1, 2, 4, 8 */
+  cudaStream_t upload;                   /* for weights; joins no other stream */
+  cuda_workspace work;
+  cuda_fault *fault;        /* host address ... */
+  cuda_fault *fault_device; /* ... and the device's for the same memory */
+  uint32_t *claim;
+};
+
+typedef struct cuda_adapter {
+  int32_t rank; /* 0 = none */
+  uint16_t *a, *b;
+  float *down; /* borrowed from the workspace */
+} cuda_adapter;
+
+struct oproj_kernels_weights {
+  oproj_kernels *kernels;
+  oproj_matrix wo_a, wo_b;        /* data and scales in device memory, owned */
+  CUtensorMap wo_a_map, wo_b_map; /* SM90 only: the copy engine's view of e4m3 data */
+  cuda_adapter adapter;
+};
+
+/* ---- context.c ----------------------------------------------------------------------------- */
+
+/* NULL where some device of this machine can serve, else why none can.  Static storage. */
+const char *cuda_why_unusable(void);
+
+/* config->device is an ordinal, or -1 for the thread's current device. */
+oproj_status cuda_open(oproj_kernels **out, const oproj_kernels_config *config);
+void cuda_close(oproj_kernels *kernels);
+int32_t cuda_capability(const oproj_kernels *kernels);
+
+/* What every stage begins with: makes the device current, and fails with ERR_INVALID where an
+ * earlier call met a bad position that nothing has reported yet. */
+oproj_status cuda_enter(oproj_kernels *kernels);
+
+/* Read and write synchronise the stream; read reports bad positions as cuda_enter does, after the
+ * bytes have arrived. */
+oproj_status cuda_buffer_create(oproj_kernels *kernels, size_t bytes, void **out);
+void cuda_buffer_destroy(oproj_kernels *kernels, void *buffer);
+oproj_status cuda_buffer_write(oproj_kernels *kernels, void *to, const void *from_host,
+                               size_t bytes, void *stream);
+oproj_status cuda_buffer_read(oproj_kernels *kernels, void *to_host, const void *from, size_t bytes,
+                              void *stream);
+
+/* ---- weights.c ----------------------------------------------------------------------------- */
+
+oproj_status cuda_weights_create(oproj_kernels_weights **out, oproj_kernels *kernels,
+                                 const oproj_matrix *wo_a, const oproj_matrix *wo_b);
+oproj_status cuda_weights_replace(oproj_kernels_weights *weights, const oproj_matrix *wo_a,
+                                  const oproj_matrix *wo_b);
+void cuda_weights_destroy(oproj_kernels_weights *weights);
+
+/* Makes new device copies, so graphs captured with the former adapter must be captured again. */
+oproj_status cuda_adapter_set(oproj_kernels_weights *weights, const oproj_adapter *adapter);
+
+/* ---- versions.c ---------------------------------------------------------------------------- */
+
+/* "CUDA runtime 13.0, driver 13.0, cuBLASLt 13.1.0" into text, cut to `bytes`; returns text. */
+const char *oproj_kernels_cuda_versions(char *text, size_t bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* OPROJ_KERNELS_CUDA_H */

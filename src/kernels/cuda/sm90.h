@@ -1,0 +1,98 @@
+/* sm90.h - between the host code and the kernels of SM90: one block-scaled product on the FP8
+ * tensor cores, with what may be fused in front of it and behind it.
+ *
+ *   sm90_ptx.cuh       the instructions
+ *   sm90_project.cuh   the kernel
+ *   sm90_project.cu    its variants and their launch
+ *   sm90_host.c        tensor maps, what fits, splits */
+#ifndef OPROJ_KERNELS_CUDA_SM90_H
+#define OPROJ_KERNELS_CUDA_SM90_H
+
+#include <cuda.h>
+
+#include "kernels/cuda/cuda.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+  SM90_TILE_ROWS = 128,           /* weight rows of a block: two warpgroups of 64 */
+  SM90_TILE_COLS = 128,           /* values of K of a ring slot: 128 bytes, the swizzle's row */
+  SM90_MAX_TOKENS = 128,          /* tokens of a block */
+  SM90_SHARED_BYTES = 227 * 1024, /* a block's limit */
+  SM90_FUSED_TOKENS =
+      8,               /* up to here WO_A quantises its own input: beyond, a launch of its own costs
+                            less than every block of a group doing it again */
+  SM90_FUSED_MOST = 32 /* up to here it can */
+};
+
+/* out[t, row] = bf16( sum over blocks b of (sum_k a[t,k] w[row,k]) * (a_scale[t,b] *
+ * w_scale[row,b]) )
+ *
+ * `rows` weight rows in tiles of 128 that read the activation group row / rows_per_group.  The
+ * value goes to `out`, to quantised z (zq.codes), or both. */
+typedef struct sm90_product {
+  CUtensorMap weights;     /* e4m3 [rows, cols], boxes of 128 x 128 */
+  CUtensorMap activations; /* e4m3 [groups, tokens, cols], boxes of 1 x tile_tokens x 128; unused
+                              where fused */
+  int32_t tokens, rows, cols, rows_per_group;
+  int32_t block;         /* of quantisation: 32 or 128 */
+  int32_t tile_tokens;   /* 8, 16, 32, 64 or 128 */
+  int32_t split;         /* blocks of a cluster that share a tile's K: 1, 2, 4 or 8 */
+  int32_t stages;        /* ring slots */
+  const float *w_scales; /* [ceil(rows/block), cols/block] */
+  const float *a_scales; /* OPROJ_SCALE_F32; unused where fused */
+  int32_t fused;         /* the input is quantised here: `input` says from what */
+  cuda_input input;
+  const float *addend; /* f32 [tokens, rows], or NULL */
+  oproj_quant zq;      /* codes NULL: not wanted.  Padding of the scales is written where the
+                            layout is OPROJ_SCALE_F32 */
+  uint16_t *out;       /* bf16 [tokens, out_stride]; NULL: not wanted */
+  int64_t out_stride;
+  int32_t early; /* successors may start at once instead of at the end */
+} sm90_product;
+
+/* ---- host side (sm90_host.c) --------------------------------------------------------------- */
+
+/* Describes e4m3 weights [rows, cols] in device memory to the copy engine. */
+oproj_status sm90_describe_weights(CUtensorMap *out, const void *data, int64_t rows, int64_t cols);
+
+/* Whether the kernel takes these weights; what it cannot take runs on the portable kernels. */
+int sm90_takes_groups(const oproj_kernels_weights *weights);
+int sm90_takes_out(const oproj_kernels_weights *weights);
+
+/* Whether WO_A can quantise this input itself: few tokens, heads of 448 + 64, 16-byte loads. */
+int sm90_fuses(const oproj_kernels *kernels, const oproj_io *io);
+
+/* What WO_A leaves behind. */
+typedef struct sm90_result {
+  const float *addend; /* f32 [tokens, z cols] to add before rounding, or NULL */
+  oproj_quant zq;      /* quantised z in any layout; codes NULL: not wanted */
+  uint16_t *z;         /* z itself; NULL: not wanted */
+} sm90_result;
+
+/* WO_A from a quantised input (OPROJ_SCALE_F32) or, where x is NULL, from `input` itself. */
+oproj_status sm90_project_groups(const oproj_kernels_weights *weights, const oproj_quant *x,
+                                 const cuda_input *input, const sm90_result *result,
+                                 cudaStream_t stream);
+
+/* WO_B from a quantised z (OPROJ_SCALE_F32). */
+oproj_status sm90_project_out(const oproj_kernels_weights *weights, const oproj_quant *zq,
+                              uint16_t *partial, int early, cudaStream_t stream);
+
+/* ---- device side (sm90_project.cu) --------------------------------------------------------- */
+
+/* How many blocks of clusters of 1, 2, 4 and 8 the current device holds at once. */
+cudaError_t sm90_query_capacity(int32_t capacity[CUDA_CLUSTER_SIZES]);
+
+/* Bytes of shared memory that a block of this product takes with `stages` ring slots. */
+size_t sm90_shared_bytes(const sm90_product *product);
+
+cudaError_t sm90_launch_project(const sm90_product *product, cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* OPROJ_KERNELS_CUDA_SM90_H */

@@ -1,0 +1,180 @@
+/* sm90_host.c - what a product on SM90 looks like to its kernel: tensor maps, tile, split, ring. */
+#include "base/error.h"
+#include "kernels/cuda/sm90.h"
+
+enum {
+  SHARED_BYTES = 227 * 1024, /* a block's limit */
+  BLOCKS = 132,   /* an H200's multiprocessors: more blocks would wait for a second round */
+  HEAD_DIM = 512, /* what the fused quantiser is written for */
+  ROPE_DIM = 64,
+  LOAD_VALUES = 8 /* bf16 values of a 16-byte load */
+};
+
+/* ---- tensor maps --------------------------------------------------------------------------- */
+
+typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
+                              const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
+                              const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
+                              CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+/* The driver's encoder, without linking the driver. */
+static oproj_status find_encoder(encode_fn *out) {
+  enum { SINCE = 12000 };
+  void *address = NULL;
+  enum cudaDriverEntryPointQueryResult found;
+  CUDA_TRY(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &address, SINCE,
+                                            cudaEnableDefault, &found));
+  REQUIRE(found == cudaDriverEntryPointSuccess && address, OPROJ_ERR_UNSUPPORTED,
+          "this driver has no cuTensorMapEncodeTiled");
+  *out = (encode_fn)address;
+  return OPROJ_OK;
+}
+
+/* Bytes [depth, rows, cols] in boxes of 1 x box_rows x 128, in the 128-byte swizzle.  What lies
+ * outside reads as zero. */
+static oproj_status encode(CUtensorMap *out, const void *data, int64_t depth, int64_t rows,
+                           int64_t cols, uint32_t box_rows) {
+  encode_fn encoder = NULL;
+  TRY(find_encoder(&encoder));
+  cuuint64_t extents[3] = {(cuuint64_t)cols, (cuuint64_t)rows, (cuuint64_t)depth};
+  cuuint64_t strides[2] = {(cuuint64_t)cols, (cuuint64_t)(rows * cols)};
+  cuuint32_t box[3] = {SM90_TILE_COLS, box_rows, 1}, steps[3] = {1, 1, 1};
+  CUresult result =
+      encoder(out, CU_TENSOR_MAP_DATA_TYPE_UINT8, depth > 0 ? 3 : 2, (void *)data, extents, strides,
+              box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+              CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  REQUIRE(result == CUDA_SUCCESS, OPROJ_ERR_DEVICE,
+          "cuTensorMapEncodeTiled refused [%lld, %lld, %lld] with error %d", (long long)depth,
+          (long long)rows, (long long)cols, (int)result);
+  return OPROJ_OK;
+}
+
+oproj_status sm90_describe_weights(CUtensorMap *out, const void *data, int64_t rows, int64_t cols) {
+  return encode(out, data, 0, rows, cols, SM90_TILE_ROWS);
+}
+
+/* ---- what fits ----------------------------------------------------------------------------- */
+
+/* Slots come in pairs. */
+static int takes_cols(int64_t cols) {
+  return cols % (2 * SM90_TILE_COLS) == 0;
+}
+
+int sm90_takes_groups(const oproj_kernels_weights *w) {
+  const oproj_kernels *k = w->kernels;
+  return k->capability == 90 && w->wo_a.dtype == OPROJ_DTYPE_E4M3 && takes_cols(k->group_cols) &&
+         k->config.dims.lora_rank % SM90_TILE_ROWS == 0;
+}
+
+int sm90_takes_out(const oproj_kernels_weights *w) {
+  const oproj_kernels *k = w->kernels;
+  return k->capability == 90 && w->wo_b.dtype == OPROJ_DTYPE_E4M3 && takes_cols(k->z_cols) &&
+         k->config.dims.hidden % 4 == 0;
+}
+
+int sm90_fuses(const oproj_kernels *k, const oproj_io *io) {
+  return io->tokens <= SM90_FUSED_TOKENS && k->config.dims.head_dim == HEAD_DIM &&
+         k->config.dims.rope_dim == ROPE_DIM && (uintptr_t)io->attn_out % 16 == 0 &&
+         io->token_stride % LOAD_VALUES == 0 && io->head_stride % LOAD_VALUES == 0;
+}
+
+/* ---- shape of a launch --------------------------------------------------------------------- */
+
+static int32_t row_tiles(const sm90_product *p) {
+  return (p->rows + SM90_TILE_ROWS - 1) / SM90_TILE_ROWS;
+}
+
+static int32_t token_tiles(const sm90_product *p, int32_t tile) {
+  return (p->tokens + tile - 1) / tile;
+}
+
+/* The smallest tile that holds all tokens, except that two of 64 serve better than one of 128 where
+ * the device holds them all at once: weights then come from the L2 cache a second time. */
+static int32_t tile_of(const oproj_kernels *k, const sm90_product *p) {
+  int32_t tile = 8;
+  while (tile < p->tokens && tile < SM90_MAX_TOKENS) tile *= 2;
+  if (tile == 128 && row_tiles(p) * token_tiles(p, 64) <= k->sm90_capacity[0]) tile = 64;
+  return tile;
+}
+
+/* Blocks that share a tile's K: as many, up to 2^most, as the device holds at once in clusters of
+ * that size.  A cluster that has to wait for a second round costs more than a split gains. */
+static int32_t split_of(const oproj_kernels *k, const sm90_product *p, int most) {
+  int32_t blocks = row_tiles(p) * token_tiles(p, p->tile_tokens), split = 1;
+  for (int i = 1; i <= most; i++)
+    if (blocks << i <= k->sm90_capacity[i] && takes_cols(p->cols >> i)) split = 1 << i;
+  return split;
+}
+
+static void choose_shape(const oproj_kernels *k, sm90_product *p, int most_split) {
+  p->tile_tokens = tile_of(k, p);
+  p->split = split_of(k, p, most_split);
+  p->stages = p->cols / SM90_TILE_COLS / p->split;
+  while (p->stages > 2 && sm90_shared_bytes(p) > SM90_SHARED_BYTES) p->stages--;
+}
+
+static oproj_status launch(sm90_product *p, const oproj_quant *activations, cudaStream_t stream) {
+  if (p->tokens == 0) return OPROJ_OK;
+  if (activations)
+    TRY(encode(&p->activations, activations->codes, activations->groups, activations->tokens,
+               activations->cols, (uint32_t)p->tile_tokens));
+  CUDA_TRY(sm90_launch_project(p, stream));
+  return OPROJ_OK;
+}
+
+/* Layouts with more padding than the kernel writes are cleared first. */
+static oproj_status clear_scales(const oproj_kernels *k, const oproj_quant *zq,
+                                 cudaStream_t stream) {
+  if (!zq->codes || zq->layout == OPROJ_SCALE_F32 || zq->tokens == 0) return OPROJ_OK;
+  size_t bytes =
+      oproj_scale_bytes(zq->layout, zq->groups, zq->tokens, zq->cols, k->config.dims.quant_block);
+  CUDA_TRY(cudaMemsetAsync(zq->scales, 0, bytes, stream));
+  return OPROJ_OK;
+}
+
+oproj_status sm90_project_groups(const oproj_kernels_weights *w, const oproj_quant *x,
+                                 const cuda_input *input, const sm90_result *result,
+                                 cudaStream_t stream) {
+  enum { MOST_SPLIT = 2 }; /* clusters of 4 */
+  const oproj_kernels *k = w->kernels;
+  sm90_product p = {.weights = w->wo_a_map,
+                    .tokens = x ? x->tokens : input->tokens,
+                    .rows = k->z_cols,
+                    .cols = k->group_cols,
+                    .rows_per_group = k->config.dims.lora_rank,
+                    .block = k->config.dims.quant_block,
+                    .w_scales = w->wo_a.scales,
+                    .addend = result->addend,
+                    .zq = result->zq,
+                    .out = result->z,
+                    .out_stride = k->z_cols,
+                    .early = 1};
+  if (x) {
+    p.a_scales = x->scales;
+  } else {
+    p.fused = 1;
+    p.input = *input;
+  }
+  TRY(clear_scales(k, &result->zq, stream));
+  choose_shape(k, &p, MOST_SPLIT);
+  return launch(&p, x, stream);
+}
+
+oproj_status sm90_project_out(const oproj_kernels_weights *w, const oproj_quant *zq,
+                              uint16_t *partial, int early, cudaStream_t stream) {
+  enum { MOST_SPLIT = 1 }; /* clusters of 2 */
+  const oproj_kernels *k = w->kernels;
+  sm90_product p = {.weights = w->wo_b_map,
+                    .tokens = zq->tokens,
+                    .rows = k->config.dims.hidden,
+                    .cols = k->z_cols,
+                    .rows_per_group = k->config.dims.hidden,
+                    .block = k->config.dims.quant_block,
+                    .w_scales = w->wo_b.scales,
+                    .a_scales = zq->scales,
+                    .out = partial,
+                    .out_stride = k->config.dims.hidden,
+                    .early = early};
+  choose_shape(k, &p, MOST_SPLIT);
+  return launch(&p, zq, stream);
+}

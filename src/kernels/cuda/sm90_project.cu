@@ -1,0 +1,88 @@
+/* sm90_project.cu - the variants of sm90_project.cuh's kernel, and their launch. */
+#include "kernels/cuda/sm90_project.cuh"
+
+namespace {
+
+using sm90::Project;
+using sm90::project_kernel;
+
+template <int N, int BLOCK, bool FUSED>
+cudaError_t launch_variant(const sm90_product &p, cudaStream_t stream) {
+  void (*kernel)(sm90_product) = project_kernel<N, BLOCK, FUSED>;
+  size_t shared = sm90_shared_bytes(&p);
+  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           static_cast<int>(shared));
+  if (error != cudaSuccess) return error;
+
+  cudaLaunchAttribute attributes[2];
+  attributes[0] = dependent_launch();
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {static_cast<unsigned>(p.split), 1, 1};
+  cudaLaunchConfig_t config = {};
+  config.gridDim =
+      dim3(ceil_div(p.rows, static_cast<int>(SM90_TILE_ROWS)) * p.split, ceil_div(p.tokens, N));
+  config.blockDim = dim3(Project<N, BLOCK, FUSED>::THREADS);
+  config.dynamicSmemBytes = shared;
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = 2;
+  return cudaLaunchKernelEx(&config, kernel, p);
+}
+
+template <int N>
+cudaError_t launch_tokens(const sm90_product &p, cudaStream_t stream) {
+  if (p.block == 128) return launch_variant<N, 128, false>(p, stream);
+  return launch_variant<N, 32, false>(p, stream);
+}
+
+template <int N>
+cudaError_t launch_fused(const sm90_product &p, cudaStream_t stream) {
+  if (p.block == 128) return launch_variant<N, 128, true>(p, stream);
+  return launch_variant<N, 32, true>(p, stream);
+}
+
+}  // namespace
+
+extern "C" cudaError_t sm90_query_capacity(int32_t capacity[CUDA_CLUSTER_SIZES]) {
+  void (*kernel)(sm90_product) = project_kernel<32, 128, false>; /* one of many: all fill a block */
+  cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SM90_SHARED_BYTES);
+  for (int i = 0; i < CUDA_CLUSTER_SIZES && error == cudaSuccess; i++) {
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {1u << i, 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(1 << i);
+    config.blockDim = dim3(Project<32, 128, false>::THREADS);
+    config.dynamicSmemBytes = SM90_SHARED_BYTES;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    int clusters = 0;
+    error = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
+    capacity[i] = clusters << i;
+  }
+  return error;
+}
+
+extern "C" size_t sm90_shared_bytes(const sm90_product *p) {
+  int slots = p->cols / SM90_TILE_COLS / p->split;
+  return sm90::shared_layout(p->tile_tokens, p->block, p->stages, slots, p->fused != 0).bytes;
+}
+
+extern "C" cudaError_t sm90_launch_project(const sm90_product *p, cudaStream_t stream) {
+  if (p->tokens == 0) return cudaSuccess;
+  switch (p->tile_tokens) {
+    case 8:
+      return p->fused ? launch_fused<8>(*p, stream) : launch_tokens<8>(*p, stream);
+    case 16:
+      return p->fused ? launch_fused<16>(*p, stream) : launch_tokens<16>(*p, stream);
+    case 32:
+      return p->fused ? launch_fused<32>(*p, stream) : launch_tokens<32>(*p, stream);
+    case 64:
+      return p->fused ? cudaErrorInvalidValue : launch_tokens<64>(*p, stream);
+    case 128:
+      return p->fused ? cudaErrorInvalidValue : launch_tokens<128>(*p, stream);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}

@@ -1,0 +1,573 @@
+/* sm90_project.cuh - the block-scaled product on SM90's FP8 tensor cores.
+ *
+ *   weights e4m3 [rows, cols]  x  activations e4m3 [tokens, cols]  ->  [tokens, rows]
+ *
+ * Grid: x over (tile of 128 rows, part of K), y over tiles of N tokens.  The `split` blocks of a
+ * cluster share a tile's K and add their sums through distributed shared memory, in order of K.
+ * Bound: the weights' bytes up to about 64 tokens, the tensor cores beyond.
+ *
+ * Operands are swapped: weight rows are the instruction's 64 rows, tokens its N columns, so that
+ * few tokens waste nothing.  In a block
+ *
+ *   warp 8         copies weights (and, unless FUSED, codes and scales of the activations) into a
+ * ring
+ *                  of slots, each one 128 values of K
+ *   warps 9 to 12  (FUSED only) rotate and quantise attn_out straight into the slots
+ *   warps 0 to 7   two warpgroups of 64 rows each: multiply a slot, scale its sums, add them in f32
+ *
+ * and at the end all partial sums meet in shared memory, from where z is rounded, quantised and
+ * written, a warp per token.
+ *
+ * The tensor core adds with few bits; sums leave it after every quantisation block. */
+#ifndef OPROJ_KERNELS_CUDA_SM90_PROJECT_CUH
+#define OPROJ_KERNELS_CUDA_SM90_PROJECT_CUH
+
+#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/input.cuh"
+#include "kernels/cuda/sm90.h"
+#include "kernels/cuda/sm90_ptx.cuh"
+
+namespace sm90 {
+
+constexpr int MATH_WARPS = 8, MATH_THREADS = MATH_WARPS * WARP;
+constexpr int COPY_WARP = MATH_WARPS;
+constexpr int QUANTIZE_WARPS = 4, QUANTIZE_THREADS = QUANTIZE_WARPS * WARP;
+constexpr int FIRST_QUANTIZE_WARP = COPY_WARP + 1;
+constexpr int K_STEP = 32;                     /* values of K of one instruction */
+constexpr int STEPS = SM90_TILE_COLS / K_STEP; /* instructions per slot */
+constexpr int WEIGHT_BYTES = SM90_TILE_ROWS * SM90_TILE_COLS;
+constexpr int SUM_PITCH = SM90_TILE_ROWS + 4; /* floats per token while sums meet: no bank twice */
+constexpr int HEAD_DIM = 512, ROPE_DIM = 64;  /* what FUSED is written for */
+constexpr int SLOTS_PER_HEAD = HEAD_DIM / SM90_TILE_COLS;
+
+/* Scales of one token in one slot. */
+__host__ __device__ constexpr int scales_per_slot(int block) {
+  return SM90_TILE_COLS / block;
+}
+
+/* Where things lie in a block's shared memory; offsets in bytes. */
+struct Shared {
+  int slot_bytes;  /* weights, then codes */
+  int a_scales;    /* f32 [stages][scales per slot][N] */
+  int w_scales;    /* f32 [row blocks of the tile][scales of the part of K] */
+  int cos_sin;     /* FUSED: f32 [N][ROPE_DIM] */
+  int full, empty; /* barriers [stages] */
+  int bytes;
+};
+
+__host__ __device__ inline Shared shared_layout(int tokens, int block, int stages, int slots,
+                                                bool fused) {
+  Shared s = {};
+  s.slot_bytes = WEIGHT_BYTES + tokens * SM90_TILE_COLS;
+  int ring = stages * s.slot_bytes, sums = tokens * SUM_PITCH * 4;
+  s.a_scales = ring > sums ? ring : sums;
+  s.w_scales = s.a_scales + stages * scales_per_slot(block) * tokens * 4;
+  int row_blocks = SM90_TILE_ROWS / block;
+  s.cos_sin = s.w_scales + ceil_div(row_blocks * slots * scales_per_slot(block) * 4, 16) * 16;
+  s.full = s.cos_sin + (fused ? tokens * ROPE_DIM * 4 : 0);
+  s.empty = s.full + stages * 8;
+  s.bytes = s.empty + stages * 8 + 1024; /* room to align the ring to the swizzle's 1024 */
+  return s;
+}
+
+/* A place in the ring: slot number and the parity of its current round. */
+struct Cursor {
+  int slot = 0;
+  uint32_t parity = 0;
+  __device__ __forceinline__ void advance(int stages) {
+    if (++slot == stages) {
+      slot = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+/* What every role needs to know of its block. */
+struct Block {
+  uint32_t base;   /* of the ring */
+  uint8_t *memory; /* the same, generic */
+  Shared at;
+  int tile, part, group;
+  int first_slot, slots; /* of K */
+  int first_token;
+};
+
+template <int N, int BLOCK, bool FUSED>
+struct Project {
+  static constexpr int SCALES = scales_per_slot(BLOCK);
+  static constexpr int CODE_BYTES = N * SM90_TILE_COLS;
+  static constexpr int THREADS = MATH_THREADS + WARP + (FUSED ? QUANTIZE_THREADS : 0);
+  static constexpr int STEPS_PER_SCALE = BLOCK / K_STEP; /* 4 or 1 */
+
+  static __device__ __forceinline__ uint32_t slot_address(const Block &b, int slot) {
+    return b.base + slot * b.at.slot_bytes;
+  }
+  static __device__ __forceinline__ uint32_t full(const Block &b, int slot) {
+    return b.base + b.at.full + slot * 8;
+  }
+  static __device__ __forceinline__ uint32_t empty(const Block &b, int slot) {
+    return b.base + b.at.empty + slot * 8;
+  }
+  static __device__ __forceinline__ float *a_scales(const Block &b, int slot) {
+    return reinterpret_cast<float *>(b.memory + b.at.a_scales) + slot * SCALES * N;
+  }
+
+  /* ---- warp 8: copies ---------------------------------------------------------------------- */
+
+  /* Tokens of this tile whose scales exist in memory: a multiple of 4. */
+  static __device__ __forceinline__ int scale_tokens(const sm90_product &p, const Block &b) {
+    int left = static_cast<int>(oproj_layout_aligned_tokens(p.tokens)) - b.first_token;
+    return left < N ? left : N;
+  }
+
+  static __device__ void copy_weights(const sm90_product &p, const Block &b, int i, int slot) {
+    uint32_t bytes = WEIGHT_BYTES;
+    if (!FUSED) bytes += CODE_BYTES + SCALES * scale_tokens(p, b) * 4;
+    barrier_arrive_expecting(full(b, slot), bytes);
+    copy_box_2d(slot_address(b, slot), &p.weights, full(b, slot),
+                (b.first_slot + i) * SM90_TILE_COLS, b.tile * SM90_TILE_ROWS);
+  }
+
+  static __device__ void copy_activations(const sm90_product &p, const Block &b, int i, int slot) {
+    int64_t aligned = oproj_layout_aligned_tokens(p.tokens);
+    copy_box_3d(slot_address(b, slot) + WEIGHT_BYTES, &p.activations, full(b, slot),
+                (b.first_slot + i) * SM90_TILE_COLS, b.first_token, b.group);
+#pragma unroll
+    for (int s = 0; s < SCALES; s++) {
+      int64_t column =
+          static_cast<int64_t>(b.group) * (p.cols / BLOCK) + (b.first_slot + i) * SCALES + s;
+      copy_bytes(shared_address(a_scales(b, slot) + s * N),
+                 p.a_scales + column * aligned + b.first_token, scale_tokens(p, b) * 4,
+                 full(b, slot));
+    }
+  }
+
+  static __device__ __forceinline__ int slots_ahead(const sm90_product &p, const Block &b) {
+    return p.stages < b.slots ? p.stages : b.slots;
+  }
+
+  /* Weights do not depend on the kernel before: a ring full of them sets out before anything else.
+   * */
+  static __device__ void begin_copies(const sm90_product &p, const Block &b) {
+    for (int slot = 0; slot < p.stages; slot++) {
+      barrier_init(full(b, slot), FUSED ? 2 : 1);
+      barrier_init(empty(b, slot), MATH_WARPS);
+    }
+    barriers_publish();
+    fence_for_async_proxy();
+    for (int i = 0; i < slots_ahead(p, b); i++) copy_weights(p, b, i, i);
+  }
+
+  static __device__ void run_copies(const sm90_product &p, const Block &b) {
+    int ahead = slots_ahead(p, b);
+    if (!FUSED) {
+      wait_for_predecessors();
+      for (int i = 0; i < ahead; i++) copy_activations(p, b, i, i);
+    }
+    Cursor at;
+    for (int i = 0; i < ahead; i++) at.advance(p.stages);
+    for (int i = ahead; i < b.slots; i++) {
+      barrier_wait(empty(b, at.slot), at.parity ^ 1);
+      copy_weights(p, b, i, at.slot);
+      if (!FUSED) copy_activations(p, b, i, at.slot);
+      at.advance(p.stages);
+    }
+  }
+
+  /* ---- warps 9 to 12: the input, quantised into the ring ----------------------------------- */
+
+  /* A warp takes every fourth slot, all its tokens: two rows of 16 lanes at a time. */
+  static constexpr int ROW_LANES = SM90_TILE_COLS / LANE_VALUES, PASS_ROWS = WARP / ROW_LANES;
+  static constexpr int PASSES = N / PASS_ROWS;
+
+  static __device__ void load_cos_sin(const sm90_product &p, const Block &b, int thread) {
+    float *table = reinterpret_cast<float *>(b.memory + b.at.cos_sin);
+    for (int i = thread; i < N * ROPE_DIM; i += QUANTIZE_THREADS) {
+      int row = i / ROPE_DIM, token = b.first_token + row;
+      if (token >= p.tokens) continue;
+      bool reports = blockIdx.x == 0 && i % ROPE_DIM == 0;
+      const float *from = table_row(p.input, token, reports);
+      table[i] = from ? __ldg(from + i % ROPE_DIM) : oproj_num_from_bits(0x7FC00000u);
+    }
+  }
+
+  static __device__ __forceinline__ void load_rows(const sm90_product &p, const Block &b, int i,
+                                                   int lane, uint4 (&raw)[PASSES]) {
+    int slot_in_group = b.first_slot + i;
+    int head = b.group * p.input.heads_per_group + slot_in_group / SLOTS_PER_HEAD;
+    int begin = slot_in_group % SLOTS_PER_HEAD * SM90_TILE_COLS + lane % ROW_LANES * LANE_VALUES;
+    const uint16_t *from = p.input.attn_out + head * p.input.head_stride + begin;
+#pragma unroll
+    for (int pass = 0; pass < PASSES; pass++) {
+      int64_t token = b.first_token + pass * PASS_ROWS + lane / ROW_LANES;
+      raw[pass] = make_uint4(0, 0, 0, 0);
+      if (token < p.tokens)
+        raw[pass] = __ldg(reinterpret_cast<const uint4 *>(from + token * p.input.token_stride));
+    }
+  }
+
+  /* The cosines and sines of a lane's 4 pairs in the rotated half of a head's last slot. */
+  static __device__ __forceinline__ const float4 *table_of(const Block &b, int row, int lane) {
+    const float *table = reinterpret_cast<const float *>(b.memory + b.at.cos_sin) + row * ROPE_DIM;
+    return reinterpret_cast<const float4 *>(table + (lane - ROW_LANES / 2) * LANE_VALUES / 2);
+  }
+
+  static __device__ __forceinline__ void quantize_slot(const sm90_product &p, const Block &b, int i,
+                                                       int slot, int lane,
+                                                       const uint4 (&raw)[PASSES]) {
+    constexpr int BLOCK_LANES = BLOCK / LANE_VALUES;
+    int column = lane % ROW_LANES;
+    bool rotated =
+        (b.first_slot + i) % SLOTS_PER_HEAD == SLOTS_PER_HEAD - 1 && column >= ROW_LANES / 2;
+    uint8_t *codes = b.memory + slot * b.at.slot_bytes + WEIGHT_BYTES;
+#pragma unroll
+    for (int pass = 0; pass < PASSES; pass++) {
+      int row = pass * PASS_ROWS + lane / ROW_LANES;
+      bool live = b.first_token + row < p.tokens;
+      float values[LANE_VALUES];
+      unpack_values(raw[pass], values);
+      if (rotated && live) {
+        const float4 *table = table_of(b, row, column);
+        unrotate_values(values, table[0], table[ROPE_DIM / 2 / 4]);
+      }
+      uint2 packed;
+      uint8_t exponent = quantize_values(values, BLOCK_LANES, &packed);
+      /* The swizzle exchanges the row's 16-byte chunks by its number. */
+      int chunk = (column / 2) ^ (row % 8);
+      *reinterpret_cast<uint2 *>(codes + row * SM90_TILE_COLS + chunk * 16 + column % 2 * 8) =
+          packed;
+      if (column % BLOCK_LANES == 0)
+        a_scales(b, slot)[column / BLOCK_LANES * N + row] =
+            live ? oproj_ue8m0_to_f32(exponent) : 0.0f;
+    }
+  }
+
+  /* Slots of a warp whose loads are in flight: a load takes as long as two or three slots of
+   * weights. */
+  static constexpr int DEPTH = N <= 16 ? 2 : 1;
+
+  static __device__ void run_quantizers(const sm90_product &p, const Block &b, int warp, int lane) {
+    wait_for_predecessors();
+    uint4 raw[DEPTH][PASSES];
+#pragma unroll
+    for (int d = 0; d < DEPTH; d++)
+      if (warp + d * QUANTIZE_WARPS < b.slots)
+        load_rows(p, b, warp + d * QUANTIZE_WARPS, lane, raw[d]);
+    load_cos_sin(p, b, warp * WARP + lane);
+    named_barrier(2, QUANTIZE_THREADS);
+    for (int first = warp; first < b.slots; first += DEPTH * QUANTIZE_WARPS) {
+#pragma unroll
+      for (int d = 0; d < DEPTH; d++) {
+        int i = first + d * QUANTIZE_WARPS, slot = i % p.stages, round = i / p.stages;
+        if (i >= b.slots) break;
+        if (round > 0) barrier_wait(empty(b, slot), (round - 1) & 1);
+        quantize_slot(p, b, i, slot, lane, raw[d]);
+        int next = i + DEPTH * QUANTIZE_WARPS;
+        if (next < b.slots) load_rows(p, b, next, lane, raw[d]);
+        fence_for_async_proxy();
+        __syncwarp();
+        if (lane == 0) barrier_arrive(full(b, slot));
+      }
+    }
+  }
+
+  /* ---- warps 0 to 7: products -------------------------------------------------------------- */
+
+  /* An instruction takes up to 64 tokens; a tile of 128 is two halves. */
+  static constexpr int WIDTH = N < 64 ? N : 64;
+  static constexpr int TOTALS = N / 2, SUMS = WIDTH / 2; /* accumulators of a thread */
+
+  /* Starts the instructions of one quantisation block (all of a slot, or its step `step`) for the
+   * tokens of one half. */
+  static __device__ __forceinline__ void begin_products(const Block &b, int slot, int step,
+                                                        int half, int warpgroup,
+                                                        float (&sums)[SUMS]) {
+    uint32_t address = slot_address(b, slot);
+    uint64_t weights = describe_operand(address + warpgroup * (WEIGHT_BYTES / 2));
+    uint64_t codes = describe_operand(address + WEIGHT_BYTES + half * WIDTH * SM90_TILE_COLS);
+    pin(sums);
+    products_begin();
+#pragma unroll
+    for (int i = 0; i < STEPS_PER_SCALE; i++)
+      Wgmma<WIDTH>::issue(sums, weights + 2 * (step + i), codes + 2 * (step + i), i > 0);
+    products_commit();
+  }
+
+  /* total += sums * (a_scale * w_scale) for the tokens of half HALF. */
+  template <int HALF>
+  static __device__ __forceinline__ void add_scaled(float (&total)[TOTALS], float (&sums)[SUMS],
+                                                    const float *scales, float w_scale, int lane) {
+    pin(sums);
+#pragma unroll
+    for (int j = 0; j < WIDTH / 8; j++) {
+      float2 scale =
+          *reinterpret_cast<const float2 *>(scales + HALF * WIDTH + 8 * j + lane % 4 * 2);
+      scale.x *= w_scale;
+      scale.y *= w_scale;
+      float *to = total + HALF * SUMS + 4 * j;
+      to[0] += sums[4 * j] * scale.x;
+      to[1] += sums[4 * j + 1] * scale.y;
+      to[2] += sums[4 * j + 2] * scale.x;
+      to[3] += sums[4 * j + 3] * scale.y;
+    }
+  }
+
+  static __device__ __forceinline__ void release(const Block &b, int slot, int lane) {
+    __syncwarp();
+    if (lane == 0) barrier_arrive(empty(b, slot));
+  }
+
+  /* Products run in pairs, the second while the first is added.  (A pair that overlapped the next
+   * one would keep the tensor core busier still, but the compiler then waits for each instruction.)
+   *
+   * Here a pair is two slots; their number is even. */
+  static __device__ __forceinline__ void multiply_slots(const sm90_product &p, const Block &b,
+                                                        const float *w_scales, int warpgroup,
+                                                        int lane, float (&total)[TOTALS]) {
+    Cursor at;
+#pragma unroll 1
+    for (int i = 0; i < b.slots; i += 2) {
+      float first[SUMS], second[SUMS];
+      int slot = at.slot;
+      barrier_wait(full(b, slot), at.parity);
+      begin_products(b, slot, 0, 0, warpgroup, first);
+      at.advance(p.stages);
+      int next = at.slot;
+      barrier_wait(full(b, next), at.parity);
+      begin_products(b, next, 0, 0, warpgroup, second);
+      at.advance(p.stages);
+      products_wait<1>();
+      add_scaled<0>(total, first, a_scales(b, slot), w_scales[i], lane);
+      release(b, slot, lane);
+      products_wait<0>();
+      add_scaled<0>(total, second, a_scales(b, next), w_scales[i + 1], lane);
+      release(b, next, lane);
+    }
+  }
+
+  /* Here a pair lies within a slot: two halves of the tokens, or two steps of K. */
+  static __device__ __forceinline__ void multiply_within_slots(const sm90_product &p,
+                                                               const Block &b,
+                                                               const float *w_scales, int warpgroup,
+                                                               int lane, float (&total)[TOTALS]) {
+    constexpr bool HALVES = N > WIDTH;
+    constexpr int PAIR_STEPS = HALVES ? 1 : 2;
+    Cursor at;
+#pragma unroll 1
+    for (int i = 0; i < b.slots; i++) {
+      const float *scales = a_scales(b, at.slot), *w = w_scales + i * SCALES;
+      barrier_wait(full(b, at.slot), at.parity);
+#pragma unroll
+      for (int step = 0; step < SCALES; step += PAIR_STEPS) {
+        float first[SUMS], second[SUMS];
+        begin_products(b, at.slot, step, 0, warpgroup, first);
+        if constexpr (HALVES)
+          begin_products(b, at.slot, step, 1, warpgroup, second);
+        else
+          begin_products(b, at.slot, step + 1, 0, warpgroup, second);
+        products_wait<1>();
+        add_scaled<0>(total, first, scales + step * N, w[step], lane);
+        products_wait<0>();
+        if constexpr (HALVES)
+          add_scaled<1>(total, second, scales + step * N, w[step], lane);
+        else
+          add_scaled<0>(total, second, scales + (step + 1) * N, w[step + 1], lane);
+      }
+      release(b, at.slot, lane);
+      at.advance(p.stages);
+    }
+  }
+
+  /* ---- the end ----------------------------------------------------------------------------- */
+
+  /* Sums of this block's part of K: f32 [N tokens][SUM_PITCH], over the drained ring. */
+  static __device__ __forceinline__ void spread_sums(const Block &b, int warp, int lane,
+                                                     const float (&total)[TOTALS]) {
+    float *sums = reinterpret_cast<float *>(b.memory);
+    int row = warp * 16 + lane / 4;
+#pragma unroll
+    for (int j = 0; j < N / 8; j++) {
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        float *token = sums + (8 * j + lane % 4 * 2 + e) * SUM_PITCH;
+        token[row] = total[4 * j + e];
+        token[row + 8] = total[4 * j + 2 + e];
+      }
+    }
+  }
+
+  /* The whole sums of a lane's 4 rows for one token, parts added in order. */
+  static __device__ __forceinline__ float4 gather_sums(const sm90_product &p, const Block &b,
+                                                       int token, int lane) {
+    uint32_t offset = (token * SUM_PITCH + lane * 4) * 4;
+    if (p.split == 1) return *reinterpret_cast<const float4 *>(b.memory + offset);
+    float4 sum = load_peer(peer_address(b.base + offset, 0));
+    for (int part = 1; part < p.split; part++) {
+      float4 more = load_peer(peer_address(b.base + offset, part));
+      sum.x += more.x;
+      sum.y += more.y;
+      sum.z += more.z;
+      sum.w += more.w;
+    }
+    return sum;
+  }
+
+  /* Tokens that a warp finishes together, so that their latencies overlap. */
+  static constexpr int BATCH = N >= 64 ? 4 : 1;
+
+  /* The largest magnitude of each token's block of 4 * BLOCK_LANES values. */
+  static constexpr int BLOCK_LANES = BLOCK / 4;
+  static __device__ __forceinline__ void block_maxima(float (&amax)[BATCH]) {
+#pragma unroll
+    for (int offset = BLOCK_LANES / 2; offset > 0; offset /= 2) {
+#pragma unroll
+      for (int i = 0; i < BATCH; i++)
+        amax[i] = oproj_quant_amax(amax[i], __shfl_xor_sync(ALL_LANES, amax[i], offset));
+    }
+  }
+
+  static __device__ __forceinline__ void write_codes(const sm90_product &p, int64_t token,
+                                                     int64_t column, int lane, float4 values,
+                                                     float amax) {
+    uint8_t exponent = oproj_quant_exponent(amax);
+    int64_t columns = p.rows / BLOCK;
+    bool leads = lane % BLOCK_LANES == 0;
+    if (token < p.tokens) {
+      *reinterpret_cast<uint32_t *>(p.zq.codes + token * p.rows + column) =
+          codes_of_values(values.x, values.y, values.z, values.w, exponent);
+      if (leads)
+        oproj_layout_store(p.zq.scales, p.zq.layout, 0, token, column / BLOCK, p.tokens, columns,
+                           exponent);
+    } else if (leads && p.zq.layout == OPROJ_SCALE_F32 &&
+               token < oproj_layout_aligned_tokens(p.tokens)) {
+      static_cast<float *>(
+          p.zq.scales)[oproj_layout_f32(0, token, column / BLOCK, p.tokens, columns)] = 0.0f;
+    }
+  }
+
+  /* Rounds a lane's 4 rows to bf16, in place, and writes them where they are wanted. */
+  static __device__ __forceinline__ void round_and_write(const sm90_product &p, int64_t token,
+                                                         int64_t column, float4 *sum) {
+    bool live = token < p.tokens && column < p.rows;
+    if (p.addend && live) {
+      float4 more = *reinterpret_cast<const float4 *>(p.addend + token * p.rows + column);
+      *sum = make_float4(sum->x + more.x, sum->y + more.y, sum->z + more.z, sum->w + more.w);
+    }
+    const uint16_t rounded[4] = {oproj_bf16_from_f32(sum->x), oproj_bf16_from_f32(sum->y),
+                                 oproj_bf16_from_f32(sum->z), oproj_bf16_from_f32(sum->w)};
+    if (p.out && live) {
+      uint2 packed;
+      memcpy(&packed, rounded, sizeof packed);
+      *reinterpret_cast<uint2 *>(p.out + token * p.out_stride + column) = packed;
+    }
+    *sum = make_float4(oproj_bf16_to_f32(rounded[0]), oproj_bf16_to_f32(rounded[1]),
+                       oproj_bf16_to_f32(rounded[2]), oproj_bf16_to_f32(rounded[3]));
+  }
+
+  static __device__ __forceinline__ void write_sums(const sm90_product &p, const Block &b, int warp,
+                                                    int lane) {
+    int share = N / p.split; /* tokens that each block of the cluster finishes */
+    int64_t column = static_cast<int64_t>(b.tile) * SM90_TILE_ROWS + lane * 4;
+#pragma unroll 1
+    for (int first = warp; first < share; first += MATH_WARPS * BATCH) {
+      float4 sums[BATCH];
+      float amax[BATCH];
+      int tokens[BATCH];
+#pragma unroll
+      for (int i = 0; i < BATCH; i++) {
+        int token = first + i * MATH_WARPS;
+        tokens[i] = b.part * share + (token < share ? token : first);
+        sums[i] = gather_sums(p, b, tokens[i], lane);
+      }
+#pragma unroll
+      for (int i = 0; i < BATCH; i++) {
+        round_and_write(p, b.first_token + tokens[i], column, &sums[i]);
+        amax[i] = oproj_quant_amax(oproj_quant_amax(0.0f, sums[i].x), sums[i].y);
+        amax[i] = oproj_quant_amax(oproj_quant_amax(amax[i], sums[i].z), sums[i].w);
+      }
+      if (!p.zq.codes) continue;
+      block_maxima(amax);
+#pragma unroll
+      for (int i = 0; i < BATCH; i++)
+        write_codes(p, b.first_token + tokens[i], column, lane, sums[i], amax[i]);
+    }
+  }
+
+  /* ---- the block --------------------------------------------------------------------------- */
+
+  static __device__ void load_w_scales(const sm90_product &p, const Block &b) {
+    constexpr int ROW_BLOCKS = SM90_TILE_ROWS / BLOCK;
+    int count = b.slots * SCALES, columns = p.cols / BLOCK, all_blocks = ceil_div(p.rows, BLOCK);
+    float *to = reinterpret_cast<float *>(b.memory + b.at.w_scales);
+    for (int i = threadIdx.x; i < ROW_BLOCKS * count; i += THREADS) {
+      int row_block = b.tile * ROW_BLOCKS + i / count;
+      to[i] = row_block < all_blocks
+                  ? __ldg(p.w_scales + static_cast<int64_t>(row_block) * columns +
+                          b.first_slot * SCALES + i % count)
+                  : 0.0f;
+    }
+  }
+
+  static __device__ Block describe_block(const sm90_product &p, uint8_t *memory) {
+    Block b;
+    b.memory = memory;
+    b.base = shared_address(memory);
+    b.tile = blockIdx.x / p.split;
+    b.part = blockIdx.x % p.split;
+    b.group = b.tile * SM90_TILE_ROWS / p.rows_per_group;
+    b.slots = p.cols / SM90_TILE_COLS / p.split;
+    b.first_slot = b.part * b.slots;
+    b.first_token = blockIdx.y * N;
+    b.at = shared_layout(N, BLOCK, p.stages, b.slots, FUSED);
+    return b;
+  }
+
+  static __device__ void run(const sm90_product &p, uint8_t *unaligned) {
+    uint8_t *memory = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
+    const Block b = describe_block(p, memory);
+    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    if (warp == COPY_WARP && lane == 0) begin_copies(p, b);
+    __syncwarp();
+    if (p.early) let_successors_start();
+    load_w_scales(p, b);
+    __syncthreads();
+
+    if (warp == COPY_WARP) {
+      if (lane == 0) run_copies(p, b);
+      __syncwarp();
+    } else if (FUSED && warp >= FIRST_QUANTIZE_WARP) {
+      run_quantizers(p, b, warp - FIRST_QUANTIZE_WARP, lane);
+    } else {
+      float total[TOTALS] = {};
+      const float *w_scales = reinterpret_cast<const float *>(b.memory + b.at.w_scales) +
+                              warp * 16 / BLOCK * b.slots * SCALES;
+      if constexpr (BLOCK == SM90_TILE_COLS && N == WIDTH)
+        multiply_slots(p, b, w_scales, warp / 4, lane, total);
+      else
+        multiply_within_slots(p, b, w_scales, warp / 4, lane, total);
+      named_barrier(1, MATH_THREADS); /* the ring is drained: sums may overwrite it */
+      spread_sums(b, warp, lane, total);
+      named_barrier(1, MATH_THREADS);
+    }
+    if (p.split > 1) cluster_barrier();
+    if (warp < MATH_WARPS) {
+      /* The first write to memory that a kernel before this one may still read. */
+      wait_for_predecessors();
+      write_sums(p, b, warp, lane);
+    }
+    if (p.split > 1) cluster_barrier(); /* peers may still read this block's sums */
+  }
+};
+
+template <int N, int BLOCK, bool FUSED>
+__global__ void __launch_bounds__(Project<N, BLOCK, FUSED>::THREADS, 1)
+    project_kernel(const __grid_constant__ sm90_product p) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ uint8_t memory[];
+  Project<N, BLOCK, FUSED>::run(p, memory);
+#endif
+}
+
+}  // namespace sm90
+
+#endif /* OPROJ_KERNELS_CUDA_SM90_PROJECT_CUH */
