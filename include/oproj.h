@@ -139,6 +139,12 @@ OPROJ_API void oproj_comm_destroy(oproj_comm *comm); /* NULL is allowed, here an
 
 OPROJ_API int32_t oproj_comm_rank(const oproj_comm *comm);
 OPROJ_API int32_t oproj_comm_size(const oproj_comm *comm);
+OPROJ_API const char *oproj_comm_name(const oproj_comm *comm); /* "self", "mpi" or "nccl" */
+
+/* The GPU that a context of backend "cuda" over `comm` takes where its config.device is -1: the
+ * communicator's own, or one for each rank of a host in order, round robin where ranks outnumber
+ * GPUs.  -1 without a GPU.  (A context of one rank alone stays on its thread's current device.) */
+OPROJ_API int32_t oproj_comm_device(const oproj_comm *comm);
 
 /* COLLECTIVE.  Every rank brings its own status; every rank leaves with the status of the lowest
  * rank that failed (or OK), and its sentence, prefixed "rank K: " on the other ranks, as last
@@ -157,6 +163,16 @@ typedef enum oproj_reduce {
   OPROJ_REDUCE_NONE     /* y is this rank's partial sum, for callers that reduce themselves */
 } oproj_reduce;
 
+/* How a context computes; see "which path runs" below. */
+typedef enum oproj_path {
+  OPROJ_PATH_AUTO,      /* in oproj_config: the fastest that serves */
+  OPROJ_PATH_REFERENCE, /* plain C on the host */
+  OPROJ_PATH_PORTABLE,  /* one kernel per stage on any GPU from compute capability 8.0 on */
+  OPROJ_PATH_GROUPED,   /* SM90's own FP8 kernels; z is quantised where it is made */
+  OPROJ_PATH_FUSED,     /* the same with the input quantised inside WO_A: up to 32 tokens */
+  OPROJ_PATH_LIBRARY    /* cuBLASLt's FP8 products: large batches of V4 */
+} oproj_path;
+
 typedef struct oproj_config {
   size_t struct_size;  /* set by OPROJ_CONFIG_INIT; fields past a smaller one take their defaults */
   const char *backend; /* "cuda", "ref", or NULL for the best one this machine can run */
@@ -164,9 +180,10 @@ typedef struct oproj_config {
   int32_t max_tokens;  /* most tokens of one call; sizes the workspace, once */
   oproj_split split;
   oproj_reduce reduce;
+  oproj_path path; /* forces one, for tests and measurements; calls it cannot serve are refused */
 } oproj_config;
 #define OPROJ_CONFIG_INIT \
-  { sizeof(oproj_config), NULL, -1, 0, OPROJ_SPLIT_EVEN, OPROJ_REDUCE_ALL }
+  { sizeof(oproj_config), NULL, -1, 0, OPROJ_SPLIT_EVEN, OPROJ_REDUCE_ALL, OPROJ_PATH_AUTO }
 
 /* COLLECTIVE.  Checks the plan before anything is allocated, then creates the workspace.  Borrows
  * comm, which must outlive the context.  Either every rank gets a context or every rank gets the
@@ -184,6 +201,14 @@ OPROJ_API const char *oproj_backend_missing(const char *name);
 
 /* What of this host the calling process may use, in words: its CPUs and NUMA nodes. */
 OPROJ_API oproj_status oproj_place_describe(char *text, size_t bytes);
+
+/* GPUs that this process sees; each in words: name, compute capability, memory, PCI bus id and NUMA
+ * node.  ERR_INVALID: no such device. */
+OPROJ_API int32_t oproj_device_count(void);
+OPROJ_API oproj_status oproj_device_describe(int32_t device, char *text, size_t bytes);
+
+/* The GPU libraries of this build and the driver found, in words, cut to `bytes`. */
+OPROJ_API void oproj_versions_describe(char *text, size_t bytes);
 
 /* Plain memory of the context's device, for programs without an allocator of their own.  Copies are
  * ordered on `stream` and complete on return. */
@@ -339,23 +364,23 @@ OPROJ_API oproj_status oproj_partial_reduce(oproj_ctx *ctx, int32_t tokens, cons
 
 /* ---- which path runs ----------------------------------------------------------------------- */
 
-typedef enum oproj_path {
-  OPROJ_PATH_REFERENCE, /* plain C on the host */
-  OPROJ_PATH_PORTABLE   /* one kernel per stage on any GPU from compute capability 8.0 on */
-} oproj_path;
-
 typedef struct oproj_path_query {
   int32_t sm; /* compute capability, major*10 + minor; 0 = no GPU */
   int32_t tokens;
-  int32_t quant_block;
+  oproj_dims dims;
+  int32_t groups; /* held by this rank */
   oproj_dtype wo_a, wo_b;
   int32_t has_adapter; /* an adapter needs the bf16 input beside the quantised one */
+  int32_t own_out;     /* nonzero: WO_B is the caller's (oproj_layer_set_out) */
+  oproj_path forced;   /* OPROJ_PATH_AUTO: none */
 } oproj_path_query;
 
 typedef struct oproj_path_choice {
   oproj_path path;
-  const char *name;   /* static: "reference", "portable" */
-  const char *reason; /* static: why this path and no faster one */
+  const char *name;   /* static: "reference", "portable", "grouped-fast", ... */
+  const char *reason; /* static: why this path and no other */
+  int32_t exact;      /* nonzero: sums are f32 throughout, y within 2.5e-3 of double precision; else
+                         the tensor core's short sums take part, within 4e-3 */
 } oproj_path_choice;
 
 /* Pure: the one decision of which path a call takes.  ERR_UNSUPPORTED, with the reason, where no

@@ -22,9 +22,25 @@ static void show_versions(json_t *result) {
   unsigned version = oproj_version();
   char oproj[32];
   snprintf(oproj, sizeof oproj, "%u.%u.%u", version / 10000, version / 100 % 100, version % 100);
-  printf("oproj       %s\nmpi         %s\n", oproj, mpi);
+  char gpu[160];
+  oproj_versions_describe(gpu, sizeof gpu);
+  printf("oproj       %s\nmpi         %s\ngpu         %s\n", oproj, mpi, gpu);
   json_object_set_new(result, "oproj", json_string(oproj));
   json_object_set_new(result, "mpi", json_string(mpi));
+  json_object_set_new(result, "gpu", json_string(gpu));
+}
+
+/* Of rank 0's host. */
+static void show_devices(json_t *result) {
+  json_t *devices = json_array();
+  for (int32_t device = 0; device < oproj_device_count(); device++) {
+    char text[LINE_BYTES / 2];
+    if (oproj_device_describe(device, text, sizeof text) != OPROJ_OK)
+      snprintf(text, sizeof text, "%.200s", oproj_last_error());
+    printf("device %-4d %s\n", device, text);
+    json_array_append_new(devices, report_text(text));
+  }
+  json_object_set_new(result, "devices", devices);
 }
 
 static void show_backends(json_t *result) {
@@ -39,7 +55,8 @@ static void show_backends(json_t *result) {
 }
 
 static void show_environment(json_t *result) {
-  static const char *const names[] = {"OPROJ_LOG", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"};
+  static const char *const names[] = {"OPROJ_LOG", "OPROJ_BIND", "OMP_NUM_THREADS",
+                                      "CUDA_VISIBLE_DEVICES"};
   json_t *environment = json_object();
   for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
     const char *value = getenv(names[i]);
@@ -59,13 +76,17 @@ static void show_ranks(const job_state *job, const char *lines, json_t *result) 
   json_object_set_new(result, "ranks", ranks);
 }
 
-/* Host, CPUs and memory nodes of this rank. */
-static void describe(char line[LINE_BYTES]) {
+/* Host, CPUs and memory nodes of this rank, and its GPU. */
+static void describe(const job_state *job, char line[LINE_BYTES]) {
+  int32_t device = oproj_comm_device(job->comm);
+  char gpu[LINE_BYTES / 4 + 64] = "no GPU", text[LINE_BYTES / 4];
+  if (device >= 0 && oproj_device_describe(device, text, sizeof text) == OPROJ_OK)
+    snprintf(gpu, sizeof gpu, "GPU %d (%s)", device, text);
   char place[LINE_BYTES / 2] = "unknown", host[128] = "";
   gethostname(host, sizeof host - 1);
   if (oproj_place_describe(place, sizeof place) != OPROJ_OK)
     snprintf(place, sizeof place, "%.200s", oproj_last_error());
-  snprintf(line, LINE_BYTES, "%s: %s", host, place);
+  snprintf(line, LINE_BYTES, "%s: %.160s, %s", host, place, gpu);
 }
 
 /* Rank 0's part; `lines` are those of all ranks. */
@@ -73,6 +94,7 @@ static oproj_status show(const job_state *job, const char *lines, const char *js
   json_t *result = json_object();
   show_versions(result);
   show_backends(result);
+  show_devices(result);
   show_environment(result);
   show_ranks(job, lines, result);
   if (json_path) return report_json(json_path, result);
@@ -93,14 +115,15 @@ oproj_status cmd_info(job_state *job, int argc, char **argv) {
   const args_option options[] = {{"json", "FILE", "write the same as JSON", .text = &json_path},
                                  {0}};
   const args_command command = {
-      "oproj info", "Shows versions, backends, the environment read, and the CPUs of each rank.",
+      "oproj info",
+      "Shows versions, backends, GPUs, the environment read, and the CPUs and GPU of each rank.",
       options, NULL, NULL};
   if (!args_parse(job, &command, argc, argv)) return OPROJ_OK;
 
   char line[LINE_BYTES] = "", *lines = NULL;
   oproj_status status = oproj_comm_agree(job->comm, prepare(job, json_path, &lines));
   if (status == OPROJ_OK) {
-    describe(line);
+    describe(job, line);
     job_gather_text(job, line, lines, LINE_BYTES);
     status = oproj_comm_agree(job->comm, job->rank == 0 ? show(job, lines, json_path) : OPROJ_OK);
   }

@@ -44,7 +44,7 @@ static void show_model(const oproj_model *m, json_t *result) {
 static oproj_status path_of(const oproj_dims *dims, const oproj_layer_info *info,
                             oproj_path_choice *choice) {
   oproj_path_query query = {
-      .tokens = 1, .quant_block = dims->quant_block, .wo_a = info->wo_a, .wo_b = info->wo_b};
+      .tokens = 1, .dims = *dims, .groups = dims->groups, .wo_a = info->wo_a, .wo_b = info->wo_b};
   return oproj_path_choose(&query, choice);
 }
 
@@ -75,7 +75,7 @@ static oproj_status show_layers(const oproj_checkpoint *checkpoint, json_t *resu
                           "path", choice.name, "reason", choice.reason));
   }
   oproj_path_choice choice;
-  oproj_path_query host = {.quant_block = m->dims.quant_block};
+  oproj_path_query host = {.dims = m->dims, .groups = m->dims.groups};
   if (oproj_path_choose(&host, &choice) == OPROJ_OK)
     printf("#path on the host: %s\n", choice.reason);
   return OPROJ_OK;

@@ -82,14 +82,26 @@ static oproj_status check_plan(run *r) {
   if (last_layer(r) > layers)
     return oproj_fail(OPROJ_ERR_INVALID, "layers end at %d; the checkpoint has %d", last_layer(r),
                       layers);
-  if (r->args->comm == RUN_COMM_NCCL)
-    return oproj_fail(OPROJ_ERR_UNSUPPORTED, "this build has no NCCL communicator");
   for (int32_t layer = r->args->layer_begin; layer < last_layer(r); layer++) {
     oproj_layer_info info;
     status = oproj_checkpoint_layer(r->checkpoint, layer, &info);
     if (status != OPROJ_OK) return status;
   }
   return OPROJ_OK;
+}
+
+/* COLLECTIVE.  Moves the sums to NCCL where that was asked for, or left open and can be done. */
+static oproj_status choose_comm(run *r) {
+  const run_args *args = r->args;
+  if (args->comm == RUN_COMM_MPI) return OPROJ_OK;
+  if (args->comm == RUN_COMM_NCCL) {
+    if (args->backend == RUN_BACKEND_REF)
+      return oproj_fail(OPROJ_ERR_UNSUPPORTED, "--comm nccl needs --backend cuda");
+    return job_use_nccl(r->job);
+  }
+  if (r->job->size == 1 || args->backend == RUN_BACKEND_REF) return OPROJ_OK;
+  oproj_status status = job_use_nccl(r->job);
+  return status == OPROJ_ERR_UNSUPPORTED ? OPROJ_OK : status;
 }
 
 static oproj_status load_input(run *r, const oproj_shard *shard, run_input *out) {
@@ -209,12 +221,13 @@ static void print_heading(const run *r) {
   const oproj_dims *d = &r->model->dims;
   printf("# %s: hidden %d, %d heads, %d groups, o_lora_rank %d, blocks of %d\n",
          r->model->model_type, d->hidden, d->heads, d->groups, d->lora_rank, d->quant_block);
-  printf("# %d rank%s (%s), backend %s, reduction %s, %d tokens\n", r->job->size,
+  printf("# %d rank%s (%s), backend %s, communicator %s, reduction %s, %d tokens\n", r->job->size,
          r->job->size == 1 ? "" : "s", r->split == OPROJ_SPLIT_UNEVEN ? "uneven" : "even",
-         oproj_ctx_backend(r->ctx), run_reduces[r->args->reduce], r->input.tokens);
-  printf("#%-10s %-10s %12s  %-16s%s\n", "layer", "path", "time", "checksum of y",
+         oproj_ctx_backend(r->ctx), oproj_comm_name(r->job->comm), run_reduces[r->args->reduce],
+         r->input.tokens);
+  printf("#%-10s %-12s %12s  %-16s%s\n", "layer", "path", "time", "checksum of y",
          r->args->check ? "  check error     vs one rank" : "");
-  printf("#%-10s %-10s %12s\n", "", "", "us");
+  printf("#%-10s %-12s %12s\n", "", "", "us");
 }
 
 static void print_row(run *r, const oproj_layer_info *info, const char *path, double us,
@@ -223,7 +236,7 @@ static void print_row(run *r, const oproj_layer_info *info, const char *path, do
   char checksum[17];
   snprintf(checksum, sizeof checksum, "%016llx",
            (unsigned long long)XXH3_64bits(r->whole_y, bytes));
-  printf(" %-10s %-10s %12.1f  %s", info->name, path, us, checksum);
+  printf(" %-10s %-12s %12.1f  %s", info->name, path, us, checksum);
   json_t *row = json_pack("{s:s, s:s, s:f, s:s}", "layer", info->name, "path", path, "us", us,
                           "checksum", checksum);
   if (check) {
@@ -244,18 +257,19 @@ static void print_row(run *r, const oproj_layer_info *info, const char *path, do
 
 /* Rank 0's part after a layer: write, check, print. */
 static oproj_status conclude(run *r, int32_t index, const oproj_layer_info *info,
-                             const table *cos_sin, const char *path, double us) {
+                             const table *cos_sin, const oproj_path_choice *path, double us) {
   if (r->job->rank != 0) return OPROJ_OK;
   int64_t bytes = (int64_t)r->input.tokens * r->model->dims.hidden * 2;
   run_check_result check;
   oproj_status status = OPROJ_OK;
   if (r->writer) status = oproj_tensors_write(r->writer, r->whole_y, bytes);
   if (status == OPROJ_OK && r->check) {
-    status = run_check_layer(r->check, index, cos_sin->host, cos_sin->rows, r->whole_y, &check);
+    status = run_check_layer(r->check, index, path->exact != 0, cos_sin->host, cos_sin->rows,
+                             r->whole_y, &check);
     if (status == OPROJ_OK && !check.passed) r->passed = false;
   }
   if (status == OPROJ_OK && json_array_size(r->rows) == 0) print_heading(r);
-  if (status == OPROJ_OK) print_row(r, info, path, us, r->check ? &check : NULL);
+  if (status == OPROJ_OK) print_row(r, info, path->name, us, r->check ? &check : NULL);
   return status;
 }
 
@@ -274,7 +288,7 @@ static oproj_status run_layer(run *r, int32_t index) {
   if (status == OPROJ_OK) status = project(r, layer, cos_sin, &us);
   if (status == OPROJ_OK) status = collect(r);
   if (status == OPROJ_OK)
-    status = oproj_comm_agree(r->job->comm, conclude(r, index, &info, cos_sin, path.name, us));
+    status = oproj_comm_agree(r->job->comm, conclude(r, index, &info, cos_sin, &path, us));
   oproj_layer_destroy(layer);
   return status;
 }
@@ -293,10 +307,11 @@ static oproj_status run_layers(run *r) {
 /* ---- the whole ------------------------------------------------------------------------------ */
 
 static json_t *whole_table(const run *r) {
-  return json_pack("{s:s, s:i, s:s, s:s, s:i, s:b, s:b, s:O}", "model", r->model->model_type,
-                   "ranks", r->job->size, "backend", oproj_ctx_backend(r->ctx), "reduce",
-                   run_reduces[r->args->reduce], "tokens", r->input.tokens, "checked",
-                   r->args->check, "passed", r->passed, "layers", r->rows);
+  return json_pack("{s:s, s:i, s:s, s:s, s:s, s:i, s:b, s:b, s:O}", "model", r->model->model_type,
+                   "ranks", r->job->size, "backend", oproj_ctx_backend(r->ctx), "comm",
+                   oproj_comm_name(r->job->comm), "reduce", run_reduces[r->args->reduce], "tokens",
+                   r->input.tokens, "checked", r->args->check, "passed", r->passed, "layers",
+                   r->rows);
 }
 
 /* Takes away an output that has got its name already. */
@@ -326,14 +341,20 @@ static oproj_status write_results(run *r) {
   return status;
 }
 
-static oproj_status execute(run *r) {
+static oproj_status open_checkpoint(run *r) {
   oproj_comm *comm = r->job->comm;
   oproj_status status = oproj_comm_agree(comm, check_targets(r));
   if (status == OPROJ_OK)
     status = oproj_comm_agree(comm, oproj_checkpoint_open(&r->checkpoint, r->args->dir));
   if (status != OPROJ_OK) return status;
   r->model = oproj_checkpoint_model(r->checkpoint);
-  status = oproj_comm_agree(comm, check_plan(r));
+  return oproj_comm_agree(comm, check_plan(r));
+}
+
+static oproj_status execute(run *r) {
+  oproj_status status = open_checkpoint(r);
+  if (status == OPROJ_OK) status = choose_comm(r);
+  oproj_comm *comm = r->job->comm;
   if (status == OPROJ_OK) status = oproj_comm_agree(comm, open_inputs(r));
   if (status != OPROJ_OK) return status;
 

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "oproj/cuda.h"
 #include "oproj/mpi.h"
 
 /* ---- start ---------------------------------------------------------------------------------- */
@@ -94,6 +95,18 @@ oproj_status job_start(job_state *job, bool mpi, int argc, char **argv) {
   job->rank = oproj_comm_rank(job->comm);
   job->size = oproj_comm_size(job->comm);
   return agree_on_words(job, argc, argv);
+}
+
+oproj_status job_use_nccl(job_state *job) {
+  oproj_comm *comm;
+  if (!job->mpi)
+    return oproj_fail(OPROJ_ERR_UNSUPPORTED,
+                      "NCCL joins ranks that a launcher has started; this is one process alone");
+  oproj_status status = oproj_comm_nccl(&comm, MPI_COMM_WORLD, -1);
+  if (status != OPROJ_OK) return status;
+  oproj_comm_destroy(job->comm);
+  job->comm = comm;
+  return OPROJ_OK;
 }
 
 /* ---- interrupts ----------------------------------------------------------------------------- */

@@ -28,6 +28,10 @@ typedef struct job_state {
  * speaks about them. */
 oproj_status job_start(job_state *job, bool mpi, int argc, char **argv);
 
+/* COLLECTIVE.  From here on sums go through NCCL, from one GPU per rank.  ERR_UNSUPPORTED, the job
+ * being as it was, where this build or machine has no way to. */
+oproj_status job_use_nccl(job_state *job);
+
 /* COLLECTIVE.  Prints the sentence of a failure (all ranks hold the same status) once, flushes
  * stdout, ends MPI and returns the exit code: the status's own, or job->code on success; JOB_FAILED
  * where stdout could not be written. */

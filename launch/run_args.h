@@ -4,7 +4,8 @@
 
 #include "job.h"
 
-enum { RUN_BACKEND_AUTO = 0, RUN_COMM_NCCL = 2 };
+enum { RUN_BACKEND_AUTO = 0, RUN_BACKEND_REF = 1 };
+enum { RUN_COMM_AUTO = 0, RUN_COMM_MPI = 1, RUN_COMM_NCCL = 2 };
 
 typedef struct run_args {
   const char *dir, *input, *output, *json;
@@ -13,7 +14,7 @@ typedef struct run_args {
   bool check;
   uint64_t seed;
   int backend; /* RUN_BACKEND_AUTO, or a place in run_backends */
-  int comm;
+  int comm;    /* RUN_COMM_* */
   oproj_reduce reduce;
   oproj_split split;
 } run_args;

@@ -14,7 +14,7 @@ struct run_check {
   const oproj_checkpoint *checkpoint;
   const oproj_model *model;
   const run_input *input;
-  double tolerance;
+  int32_t ranks;
   oproj_comm *alone;
   oproj_ctx *ctx;       /* one rank, reference backend */
   oproj_layer *layer;   /* of the layer under check */
@@ -205,11 +205,19 @@ static void compare_token(const run_check *c, int32_t token, const uint16_t *y, 
   }
 }
 
+/* One rank rounds y to bf16 once and lies within 2.5e-3 of double precision where sums are f32, within
+ * 4e-3 where the tensor core's short sums take part.  Several round their partials too, which alone
+ * is 2.35e-3 on average. */
+static double tolerance_of(bool exact_path, int32_t ranks) {
+  if (exact_path) return ranks == 1 ? 2.5e-3 : 3e-3;
+  return ranks == 1 ? 4e-3 : 4.5e-3;
+}
+
 /* A token with finite input must have finite results, so that where there is one something has been
  * compared or not_finite tells that nothing could be. */
-static void compare(const run_check *c, const uint16_t *y, run_check_result *r) {
+static void compare(const run_check *c, bool exact_path, const uint16_t *y, run_check_result *r) {
   sums s = {0};
-  *r = (run_check_result){.tolerance = c->tolerance};
+  *r = (run_check_result){.tolerance = tolerance_of(exact_path, c->ranks)};
   for (int32_t t = 0; t < c->input->tokens; t++) compare_token(c, t, y, &s, r);
   r->error = s.norm > 0.0 ? sqrt(s.error / s.norm) : sqrt(s.error);
   r->one_rank_error = s.one_norm > 0.0 ? sqrt(s.one_error / s.one_norm) : sqrt(s.one_error);
@@ -334,7 +342,7 @@ oproj_status run_check_create(run_check **out, const oproj_checkpoint *checkpoin
   c->checkpoint = checkpoint;
   c->model = oproj_checkpoint_model(checkpoint);
   c->input = whole;
-  c->tolerance = ranks == 1 ? 2.5e-3 : 3e-3;
+  c->ranks = ranks;
   oproj_config config = OPROJ_CONFIG_INIT;
   config.backend = "ref";
   config.max_tokens = whole->tokens;
@@ -349,7 +357,7 @@ oproj_status run_check_create(run_check **out, const oproj_checkpoint *checkpoin
   return OPROJ_OK;
 }
 
-oproj_status run_check_layer(run_check *c, int32_t layer, const float *cos_sin,
+oproj_status run_check_layer(run_check *c, int32_t layer, bool exact_path, const float *cos_sin,
                              int64_t cos_sin_rows, const uint16_t *y, run_check_result *out) {
   oproj_io io = {.tokens = c->input->tokens,
                  .attn_out = c->input->attn_out,
@@ -366,6 +374,6 @@ oproj_status run_check_layer(run_check *c, int32_t layer, const float *cos_sin,
   if (status == OPROJ_OK) status = oproj_forward(c->layer, &io, NULL);
   if (status == OPROJ_OK) status = evaluate_groups(c, &io);
   if (status == OPROJ_OK) status = evaluate_out(c);
-  if (status == OPROJ_OK) compare(c, y, out);
+  if (status == OPROJ_OK) compare(c, exact_path, y, out);
   return status;
 }

@@ -9,7 +9,7 @@
 
 typedef struct run_check_result {
   double error; /* |y - y64| / |y64| over all finite elements, y64 in double from the same codes */
-  double tolerance;         /* 2.5e-3 for paths that accumulate exactly */
+  double tolerance;         /* of error, by path and number of ranks */
   double one_rank_error;    /* |y - y1| / |y1|, y1 from one rank on the reference backend */
   int64_t one_rank_differs; /* elements that differ from y1; must be 0 on exact data */
   int64_t nan_differs;      /* elements that are NaN in one of y, y64 but not in the other */
@@ -20,17 +20,15 @@ typedef struct run_check_result {
 
 typedef struct run_check run_check;
 
-/* For results of `ranks` ranks on paths that accumulate exactly: with one rank y is rounded to bf16
- * once and lies within 2.5e-3; with several the partials are rounded too, which alone is 2.35e-3 on
- * average, and 3e-3 is allowed.  `whole` is the input with all heads.  The checkpoint, its model
- * and `whole` are borrowed. */
+/* For results of `ranks` ranks.  `whole` is the input with all heads.  The checkpoint, its model and
+ * `whole` are borrowed. */
 oproj_status run_check_create(run_check **out, const oproj_checkpoint *checkpoint, int32_t ranks,
                               const run_input *whole);
 void run_check_destroy(run_check *check); /* NULL is allowed */
 
-/* Holds y, bf16 [tokens, hidden] in host memory, of one layer against both.  cos_sin has
- * cos_sin_rows rows. */
-oproj_status run_check_layer(run_check *check, int32_t layer, const float *cos_sin,
+/* Holds y, bf16 [tokens, hidden] in host memory, of one layer against both; exact_path as in
+ * oproj_path_choice.  cos_sin has cos_sin_rows rows. */
+oproj_status run_check_layer(run_check *check, int32_t layer, bool exact_path, const float *cos_sin,
                              int64_t cos_sin_rows, const uint16_t *y, run_check_result *out);
 
 #endif /* OPROJ_LAUNCH_RUN_CHECK_H */

@@ -14,12 +14,16 @@
 typedef struct oproj_kernels oproj_kernels;                 /* one context's backend state */
 typedef struct oproj_kernels_weights oproj_kernels_weights; /* one layer's weights on it */
 
+/* From here cuBLASLt's products are faster than our own (H200, bench/baselines). */
+enum { OPROJ_KERNELS_LIBRARY_TOKENS = 192 };
+
 /* What one rank computes. */
 typedef struct oproj_kernels_config {
   oproj_dims dims;
   int32_t groups; /* groups held */
   int32_t device; /* ordinal; ignored by ref */
   int32_t max_tokens;
+  oproj_path path; /* forced, or AUTO */
   int32_t threads; /* host threads of ref; ignored by cuda */
 } oproj_kernels_config;
 
@@ -82,6 +86,18 @@ typedef struct oproj_kernels_ops {
   oproj_status (*buffer_read)(oproj_kernels *kernels, void *to_host, const void *from, size_t bytes,
                               void *stream);
 
+  /* Host memory that copies to and from the device move through fastest. */
+  oproj_status (*host_create)(oproj_kernels *kernels, size_t bytes, void **out);
+  void (*host_destroy)(oproj_kernels *kernels, void *memory); /* NULL is allowed */
+
+  /* out[i] = bf16(parts[0][i] + parts[1][i] + ..), added in f32 in that order and rounded once; one
+   * part is copied bit for bit.  parts is bf16 [n, count]; out must not overlap it. */
+  oproj_status (*sum_ranks)(oproj_kernels *kernels, const uint16_t *parts, int32_t n, int64_t count,
+                            uint16_t *out, void *stream);
+
+  /* Makes bf16 [count] NaN: the share of a rank that could not compute it. */
+  oproj_status (*make_nan)(oproj_kernels *kernels, uint16_t *values, int64_t count, void *stream);
+
   /* Nonzero when buffers are host memory and every call has finished on return. */
   int host;
 
@@ -94,6 +110,29 @@ extern const oproj_kernels_ops oproj_kernels_ref;
 /* The CUDA backend's table, or NULL where this build or this machine has none; *why then says why.
  * */
 const oproj_kernels_ops *oproj_kernels_cuda(const char **why);
+
+/* ---- CUDA devices, as numbered in this process ---------------------------------------------- */
+
+typedef struct oproj_kernels_device {
+  char name[128];
+  char bus_id[32];    /* PCI, "0000:1b:00.0" */
+  int32_t capability; /* major*10 + minor */
+  size_t bytes;       /* of its memory */
+} oproj_kernels_device;
+
+int32_t oproj_kernels_cuda_count(void); /* 0 without CUDA, a driver or a device */
+
+/* ERR_INVALID: no such device; ERR_UNSUPPORTED in builds without CUDA. */
+oproj_status oproj_kernels_cuda_device(int32_t ordinal, oproj_kernels_device *out);
+
+/* Makes it the calling thread's current device. */
+oproj_status oproj_kernels_cuda_use(int32_t ordinal);
+
+/* "CUDA runtime 13.0, driver 13.0, cuBLASLt 13.1.0" into text, cut to `bytes`; returns text.  "no
+ * CUDA" in builds without it. */
+const char *oproj_kernels_cuda_versions(char *text, size_t bytes);
+
+/* ---- choice --------------------------------------------------------------------------------- */
 
 /* The backend called `name`, or the best one for NULL.  ERR_UNSUPPORTED names what there is. */
 oproj_status oproj_kernels_find(const char *name, const oproj_kernels_ops **out);

@@ -29,24 +29,117 @@ const char *oproj_backend_missing(const char *name) {
   return why;
 }
 
-enum { FIRST_SM = 80 }; /* bf16 arithmetic and 64-bit tensor addressing begin here */
+/* ---- paths -------------------------------------------------------------------------------------
+ * */
+
+enum {
+  FIRST_SM = 80, /* bf16 arithmetic and 64-bit tensor addressing begin here */
+  FUSED_TOKENS = 32
+};
+
+static int32_t group_cols(const oproj_dims *d) {
+  return d->heads / d->groups * d->head_dim;
+}
+
+/* Why SM90's own kernels cannot serve, or NULL. */
+static const char *why_not_grouped(const oproj_path_query *q) {
+  if (q->sm != 90) return "the FP8 kernels of this version are SM90's";
+  if (q->wo_a != OPROJ_DTYPE_E4M3) return "WO_A is bf16";
+  if (q->wo_b != OPROJ_DTYPE_E4M3 && !q->own_out) return "WO_B is bf16";
+  if (q->dims.lora_rank % 128 != 0) return "o_lora_rank is no multiple of 128";
+  if (group_cols(&q->dims) % 256 != 0) return "a group's heads are no multiple of 256 values";
+  if (!q->own_out && (q->groups * q->dims.lora_rank % 256 != 0 || q->dims.hidden % 4 != 0))
+    return "z is no multiple of 256 columns, or hidden none of 4";
+  return NULL;
+}
+
+static const char *why_not_fused(const oproj_path_query *q) {
+  const char *why = why_not_grouped(q);
+  if (why) return why;
+  if (q->tokens > FUSED_TOKENS) return "more than 32 tokens";
+  if (q->dims.head_dim != 512 || q->dims.rope_dim != 64) return "heads are not of 448 + 64 values";
+  if (q->has_adapter) return "an adapter needs the bf16 input";
+  return NULL;
+}
+
+static const char *why_not_library(const oproj_path_query *q) {
+  if (q->sm != 90 && q->sm != 100 && q->sm != 103)
+    return "cuBLASLt has block-scaled FP8 on SM90 and SM100";
+  if (q->wo_a != OPROJ_DTYPE_E4M3 || (q->wo_b != OPROJ_DTYPE_E4M3 && !q->own_out))
+    return "a weight is bf16";
+  if (q->dims.quant_block != 128) return "cuBLASLt has no blocks of 32 on SM90";
+  if (q->tokens < OPROJ_KERNELS_LIBRARY_TOKENS) return "fewer than 192 tokens";
+  if (q->dims.lora_rank % 128 != 0 || group_cols(&q->dims) % 512 != 0 ||
+      q->dims.hidden % 128 != 0 || q->groups * q->dims.lora_rank % 512 != 0)
+    return "extents are no multiples of cuBLASLt's blocks";
+  if (q->has_adapter) return "an adapter is added before z is rounded";
+  return NULL;
+}
+
+static oproj_path_choice describe(oproj_path path, const char *reason) {
+  static const struct {
+    const char *name;
+    int32_t exact;
+  } words[] = {[OPROJ_PATH_REFERENCE] = {"reference", 1},
+               [OPROJ_PATH_PORTABLE] = {"portable", 1},
+               [OPROJ_PATH_GROUPED] = {"grouped-fast", 0},
+               [OPROJ_PATH_FUSED] = {"fused-fast", 0},
+               [OPROJ_PATH_LIBRARY] = {"library-fast", 0}};
+  return (oproj_path_choice){path, words[path].name, reason, words[path].exact};
+}
+
+static oproj_path_choice choose_fastest(const oproj_path_query *q) {
+  if (!why_not_library(q)) return describe(OPROJ_PATH_LIBRARY, "a large batch of V4: cuBLASLt");
+  const char *why = why_not_grouped(q);
+  if (why) return describe(OPROJ_PATH_PORTABLE, why);
+  why = why_not_fused(q);
+  return describe(OPROJ_PATH_GROUPED,
+                  why ? why : "not fused: a quantiser of its own measures faster on an H200");
+}
+
+static oproj_status choose_forced(const oproj_path_query *q, oproj_path_choice *out) {
+  const char *why = NULL;
+  switch (q->forced) {
+    case OPROJ_PATH_GROUPED:
+      why = why_not_grouped(q);
+      break;
+    case OPROJ_PATH_FUSED:
+      why = why_not_fused(q);
+      break;
+    case OPROJ_PATH_LIBRARY:
+      why = why_not_library(q);
+      break;
+    case OPROJ_PATH_REFERENCE:
+      why = "a GPU was chosen";
+      break;
+    case OPROJ_PATH_PORTABLE:
+    case OPROJ_PATH_AUTO:
+      break;
+  }
+  REQUIRE(!why, OPROJ_ERR_UNSUPPORTED, "the forced path cannot serve %d tokens: %s", q->tokens,
+          why);
+  *out = describe(q->forced, "forced");
+  return OPROJ_OK;
+}
 
 oproj_status oproj_path_choose(const oproj_path_query *query, oproj_path_choice *out) {
   REQUIRE(query && out, OPROJ_ERR_INVALID, "query and out must not be NULL");
   REQUIRE(query->tokens >= 0, OPROJ_ERR_INVALID, "tokens is %d; it must not be negative",
           query->tokens);
-  REQUIRE(query->quant_block == 32 || query->quant_block == 128, OPROJ_ERR_INVALID,
-          "quant_block is %d; it must be 32 or 128", query->quant_block);
+  REQUIRE(query->dims.groups > 0 && query->dims.heads > 0, OPROJ_ERR_INVALID,
+          "dims must be filled in");
+  REQUIRE(query->forced >= OPROJ_PATH_AUTO && query->forced <= OPROJ_PATH_LIBRARY,
+          OPROJ_ERR_INVALID, "forced is %d; it is no oproj_path", (int)query->forced);
   if (query->sm == 0) {
-    *out = (oproj_path_choice){OPROJ_PATH_REFERENCE, "reference",
-                               "no GPU: every stage runs in plain C on the host"};
+    REQUIRE(query->forced == OPROJ_PATH_AUTO || query->forced == OPROJ_PATH_REFERENCE,
+            OPROJ_ERR_UNSUPPORTED, "the forced path needs a GPU");
+    *out = describe(OPROJ_PATH_REFERENCE, "no GPU: every stage runs in plain C on the host");
     return OPROJ_OK;
   }
   REQUIRE(query->sm >= FIRST_SM, OPROJ_ERR_UNSUPPORTED,
           "compute capability %d.%d is too old; 8.0 or newer is needed", query->sm / 10,
           query->sm % 10);
-  *out = (oproj_path_choice){OPROJ_PATH_PORTABLE, "portable",
-                             "one kernel per stage, accumulating in f32; this version has no fused "
-                             "or tensor-core kernel for any GPU"};
+  if (query->forced != OPROJ_PATH_AUTO) return choose_forced(query, out);
+  *out = choose_fastest(query);
   return OPROJ_OK;
 }

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "tp/place.h"
 
 int32_t oproj_comm_rank(const oproj_comm *comm) {
   return comm->rank;
@@ -11,6 +12,15 @@ int32_t oproj_comm_rank(const oproj_comm *comm) {
 
 int32_t oproj_comm_size(const oproj_comm *comm) {
   return comm->size;
+}
+
+const char *oproj_comm_name(const oproj_comm *comm) {
+  return comm->ops->name;
+}
+
+int32_t oproj_comm_device(const oproj_comm *comm) {
+  if (comm->device >= 0) return comm->device;
+  return oproj_place_device(comm->local_rank, oproj_kernels_cuda_count());
 }
 
 void oproj_comm_destroy(oproj_comm *comm) {

@@ -1,14 +1,30 @@
 /* comm.h - the contract between a context and the ranks it works with.
  *
  *   comm_self.c   one rank alone
- *   comm_mpi.c    ranks of an MPI communicator, data in host memory */
+ *   comm_mpi.c    ranks of an MPI communicator, data in host memory
+ *   comm_nccl.c   one GPU per rank, data in device memory; control messages go through a comm_mpi.
+ *                 comm_nccl_absent.c stands in for it in builds without CUDA */
 #ifndef OPROJ_TP_COMM_H
 #define OPROJ_TP_COMM_H
 
 #include <stddef.h>
 
+#include "kernels/kernels.h"
 #include "oproj.h"
 
+/* One context's end of a communicator that sums in device memory; each kind appends its fields. */
+typedef struct oproj_comm_end {
+  uint16_t *partial; /* bf16 [max_tokens, hidden], where this rank's share of y is best computed */
+} oproj_comm_end;
+
+/* What the communicator needs to know of a context and its device. */
+typedef struct oproj_comm_site {
+  const oproj_kernels_ops *ops;
+  oproj_kernels *kernels;
+  int32_t max_tokens, hidden;
+} oproj_comm_site;
+
+/* No sum is asked for of one rank alone, nor with OPROJ_REDUCE_NONE. */
 typedef struct oproj_comm_ops {
   const char *name;
 
@@ -19,9 +35,19 @@ typedef struct oproj_comm_ops {
   oproj_status (*min_i32)(oproj_comm *comm, int32_t mine, int32_t *out);
 
   /* COLLECTIVE.  Sums bf16 [tokens, hidden] partials in host memory, as mode says (oproj.h); `y`
-   * may be `partial`. */
+   * may be `partial`.  NULL for one rank alone. */
   oproj_status (*reduce)(oproj_comm *comm, oproj_reduce mode, int32_t tokens, int32_t hidden,
                          const uint16_t *partial, uint16_t *y);
+
+  /* The same in device memory, or NULL, all three, where the communicator knows host memory alone.
+   * attach is COLLECTIVE, allocates for max_tokens once, and leaves with one status on all ranks;
+   * its `site` may die with the call.  detach follows the death of the site's kernels, so nothing
+   * runs on the device any more.  reduce_device only enqueues on `stream`, a CUDA graph may capture
+   * it, and every rank must call it, with the same mode and tokens > 0. */
+  oproj_status (*attach)(oproj_comm *comm, const oproj_comm_site *site, oproj_comm_end **out);
+  void (*detach)(oproj_comm *comm, oproj_comm_end *end);
+  oproj_status (*reduce_device)(oproj_comm *comm, oproj_comm_end *end, oproj_reduce mode,
+                                int32_t tokens, const uint16_t *partial, uint16_t *y, void *stream);
 
   void (*destroy)(oproj_comm *comm);
 } oproj_comm_ops;
@@ -30,7 +56,12 @@ typedef struct oproj_comm_ops {
 struct oproj_comm {
   const oproj_comm_ops *ops;
   int32_t rank, size;
-  int32_t local_size; /* ranks on this host */
+  int32_t local_rank, local_size; /* among the ranks on this host */
+  int32_t host;                   /* the lowest rank on this host: names the host */
+  int32_t device;                 /* the only GPU its contexts may use; -1: any */
 };
+
+/* "NCCL 2.28.3" into text, cut to `bytes`; "no NCCL" in builds without it.  Returns text. */
+const char *oproj_comm_nccl_version(char *text, size_t bytes);
 
 #endif /* OPROJ_TP_COMM_H */

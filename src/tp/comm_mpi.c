@@ -7,7 +7,6 @@
  * */
 #include <limits.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/error.h"
 #include "base/num.h"
@@ -157,8 +156,7 @@ static oproj_status mpi_reduce(oproj_comm *comm, oproj_reduce mode, int32_t toke
     case OPROJ_REDUCE_VENDOR:
       return reduce_vendor(c, elements, partial, y);
     case OPROJ_REDUCE_NONE:
-      if (y != partial) memcpy(y, partial, (size_t)elements * sizeof *y);
-      return OPROJ_OK;
+      break;
   }
   return oproj_fail(OPROJ_ERR_INVALID, "reduce mode %d is unknown", (int)mode);
 }
@@ -185,13 +183,18 @@ static const oproj_comm_ops mpi_ops = {
 
 static oproj_status ranks_on_this_host(comm_mpi *c) {
   MPI_Comm local;
-  int size = 0;
-  MPI_TRY(MPI_Comm_split_type(c->mpi, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &local),
+  int size = 0, rank = 0;
+  int32_t host = c->head.rank;
+  MPI_TRY(MPI_Comm_split_type(c->mpi, MPI_COMM_TYPE_SHARED, c->head.rank, MPI_INFO_NULL, &local),
           "MPI_Comm_split_type");
   int code = MPI_Comm_size(local, &size);
+  if (code == MPI_SUCCESS) code = MPI_Comm_rank(local, &rank);
+  if (code == MPI_SUCCESS) code = MPI_Bcast(&host, 1, MPI_INT32_T, 0, local);
   MPI_Comm_free(&local);
-  MPI_TRY(code, "MPI_Comm_size");
+  MPI_TRY(code, "MPI_Bcast on one host");
   c->head.local_size = size;
+  c->head.local_rank = rank;
+  c->head.host = host;
   return OPROJ_OK;
 }
 
@@ -222,6 +225,7 @@ oproj_status oproj_comm_mpi(oproj_comm **out, MPI_Comm mpi) {
   comm_mpi *c = calloc(1, sizeof *c);
   REQUIRE(c, OPROJ_ERR_NOMEM, "no memory for a communicator");
   c->head.ops = &mpi_ops;
+  c->head.device = -1;
   c->mpi = MPI_COMM_NULL;
   c->bf16_sum = MPI_OP_NULL;
   oproj_status status = initialise(c, mpi);

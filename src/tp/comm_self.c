@@ -1,6 +1,5 @@
-/* comm_self.c - one rank alone: every collective is a copy. */
+/* comm_self.c - one rank alone: nothing to exchange, nothing to sum. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/error.h"
 #include "tp/comm.h"
@@ -19,14 +18,6 @@ static oproj_status self_min_i32(oproj_comm *comm, int32_t mine, int32_t *out) {
   return OPROJ_OK;
 }
 
-static oproj_status self_reduce(oproj_comm *comm, oproj_reduce mode, int32_t tokens, int32_t hidden,
-                                const uint16_t *partial, uint16_t *y) {
-  (void)comm;
-  (void)mode;
-  if (y != partial && tokens > 0) memcpy(y, partial, (size_t)tokens * (size_t)hidden * sizeof *y);
-  return OPROJ_OK;
-}
-
 static void self_destroy(oproj_comm *comm) {
   free(comm);
 }
@@ -35,7 +26,6 @@ static const oproj_comm_ops self_ops = {
     .name = "self",
     .broadcast = self_broadcast,
     .min_i32 = self_min_i32,
-    .reduce = self_reduce,
     .destroy = self_destroy,
 };
 
@@ -43,7 +33,7 @@ oproj_status oproj_comm_self(oproj_comm **out) {
   REQUIRE(out, OPROJ_ERR_INVALID, "out must not be NULL");
   oproj_comm *comm = malloc(sizeof *comm);
   REQUIRE(comm, OPROJ_ERR_NOMEM, "no memory for a communicator");
-  *comm = (oproj_comm){.ops = &self_ops, .rank = 0, .size = 1, .local_size = 1};
+  *comm = (oproj_comm){.ops = &self_ops, .rank = 0, .size = 1, .local_size = 1, .device = -1};
   *out = comm;
   return OPROJ_OK;
 }

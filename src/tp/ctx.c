@@ -22,6 +22,8 @@ static oproj_status read_config(const oproj_config *config, oproj_config *out) {
           full.max_tokens);
   REQUIRE(full.reduce >= OPROJ_REDUCE_ALL && full.reduce <= OPROJ_REDUCE_NONE, OPROJ_ERR_INVALID,
           "reduce is %d; it is no oproj_reduce", (int)full.reduce);
+  REQUIRE(full.path >= OPROJ_PATH_AUTO && full.path <= OPROJ_PATH_LIBRARY, OPROJ_ERR_INVALID,
+          "path is %d; it is no oproj_path", (int)full.path);
   *out = full;
   return OPROJ_OK;
 }
@@ -37,21 +39,55 @@ static oproj_status check_request(const oproj_comm *comm, const oproj_dims *dims
   return oproj_kernels_find(full->backend, ops);
 }
 
-static oproj_status allocate(oproj_ctx *ctx, const oproj_config *config) {
-  oproj_kernels_config kernels = {.dims = ctx->dims,
-                                  .groups = ctx->shard.group_end - ctx->shard.group_begin,
-                                  .device = config->device,
-                                  .max_tokens = ctx->max_tokens,
-                                  .threads = oproj_place_threads(ctx->comm->local_size)};
+int oproj_ctx_sums(const oproj_ctx *ctx) {
+  return ctx->comm->size > 1 && ctx->reduce != OPROJ_REDUCE_NONE;
+}
+
+static int sums_on_device(const oproj_ctx *ctx) {
+  return oproj_ctx_sums(ctx) && !ctx->ops->host && ctx->comm->ops->reduce_device;
+}
+
+/* -1 leaves one rank alone on its thread's current device. */
+static oproj_status choose_device(const oproj_comm *comm, int32_t asked, int32_t *out) {
+  REQUIRE(comm->device < 0 || asked == -1 || asked == comm->device, OPROJ_ERR_INVALID,
+          "device is %d; the communicator's GPU is %d", asked, comm->device);
+  *out = asked;
+  if (asked != -1 || (comm->size == 1 && comm->device < 0)) return OPROJ_OK;
+  *out = oproj_comm_device(comm);
+  oproj_kernels_device device;
+  TRY(oproj_kernels_cuda_device(*out, &device));
+  oproj_place_bind(device.bus_id);
+  return OPROJ_OK;
+}
+
+static oproj_status allocate_partial(oproj_ctx *ctx) {
   size_t bytes = (size_t)ctx->max_tokens * (size_t)ctx->dims.hidden * sizeof *ctx->partial;
-  TRY(ctx->ops->open(&ctx->kernels, &kernels));
   void *partial;
   TRY(ctx->ops->buffer_create(ctx->kernels, bytes, &partial));
   ctx->partial = partial;
-  if (!ctx->ops->host) {
-    ctx->host_partial = malloc(bytes ? bytes : 1);
-    REQUIRE(ctx->host_partial, OPROJ_ERR_NOMEM, "no memory to stage %d tokens", ctx->max_tokens);
-  }
+  return ctx->ops->host ? OPROJ_OK : ctx->ops->host_create(ctx->kernels, bytes, &ctx->host_partial);
+}
+
+static oproj_status allocate(oproj_ctx *ctx, const oproj_config *config) {
+  oproj_kernels_config kernels = {.dims = ctx->dims,
+                                  .groups = ctx->shard.group_end - ctx->shard.group_begin,
+                                  .device = -1,
+                                  .max_tokens = ctx->max_tokens,
+                                  .path = config->path,
+                                  .threads = oproj_place_threads(ctx->comm->local_size)};
+  if (!ctx->ops->host) TRY(choose_device(ctx->comm, config->device, &kernels.device));
+  TRY(ctx->ops->open(&ctx->kernels, &kernels));
+  return oproj_ctx_sums(ctx) && !sums_on_device(ctx) ? allocate_partial(ctx) : OPROJ_OK;
+}
+
+/* COLLECTIVE, with one status on all ranks. */
+static oproj_status attach(oproj_ctx *ctx) {
+  oproj_comm_site site = {.ops = ctx->ops,
+                          .kernels = ctx->kernels,
+                          .max_tokens = ctx->max_tokens,
+                          .hidden = ctx->dims.hidden};
+  TRY(ctx->comm->ops->attach(ctx->comm, &site, &ctx->end));
+  ctx->partial = ctx->end->partial;
   return OPROJ_OK;
 }
 
@@ -70,6 +106,7 @@ oproj_status oproj_ctx_create(oproj_ctx **out, oproj_comm *comm, const oproj_dim
     ctx->dims = *dims;
     ctx->shard = shard;
     ctx->reduce = full.reduce;
+    ctx->path = full.path;
     ctx->max_tokens = full.max_tokens;
     ctx->ops = ops;
     status = allocate(ctx, &full);
@@ -77,6 +114,7 @@ oproj_status oproj_ctx_create(oproj_ctx **out, oproj_comm *comm, const oproj_dim
     status = oproj_fail(OPROJ_ERR_NOMEM, "no memory for a context");
   }
   status = oproj_comm_agree(comm, status);
+  if (status == OPROJ_OK && sums_on_device(ctx)) status = attach(ctx);
   if (status != OPROJ_OK) {
     oproj_ctx_destroy(ctx);
     return status;
@@ -89,11 +127,12 @@ oproj_status oproj_ctx_create(oproj_ctx **out, oproj_comm *comm, const oproj_dim
 
 void oproj_ctx_destroy(oproj_ctx *ctx) {
   if (!ctx) return;
-  free(ctx->host_partial);
   if (ctx->kernels) {
-    ctx->ops->buffer_destroy(ctx->kernels, ctx->partial);
+    ctx->ops->host_destroy(ctx->kernels, ctx->host_partial);
+    if (!ctx->end) ctx->ops->buffer_destroy(ctx->kernels, ctx->partial);
     ctx->ops->close(ctx->kernels);
   }
+  if (ctx->end) ctx->comm->ops->detach(ctx->comm, ctx->end);
   free(ctx);
 }
 
@@ -151,17 +190,44 @@ static size_t reduced_elements(const oproj_ctx *ctx, int32_t tokens) {
   return (size_t)(end - begin) * (size_t)ctx->dims.hidden;
 }
 
-oproj_status oproj_ctx_reduce(oproj_ctx *ctx, int32_t tokens, const uint16_t *partial, uint16_t *y,
-                              void *stream) {
+/* Nobody waits for the host: a failed rank's share is NaN, and its own y stays as it is. */
+static oproj_status reduce_on_device(oproj_ctx *ctx, oproj_status mine, int32_t tokens,
+                                     const uint16_t *partial, uint16_t *y, void *stream) {
   const oproj_comm_ops *comm = ctx->comm->ops;
-  if (ctx->ops->host)
-    return comm->reduce(ctx->comm, ctx->reduce, tokens, ctx->dims.hidden, partial, y);
+  if (mine == OPROJ_OK) {
+    if (tokens == 0) return OPROJ_OK;
+    return comm->reduce_device(ctx->comm, ctx->end, ctx->reduce, tokens, partial, y, stream);
+  }
+  if (tokens <= 0 || tokens > ctx->max_tokens) return mine; /* what peers do is unknown */
+  uint16_t *own = ctx->partial;
+  oproj_status status =
+      ctx->ops->make_nan(ctx->kernels, own, (int64_t)tokens * ctx->dims.hidden, stream);
+  if (status == OPROJ_OK)
+    status = comm->reduce_device(ctx->comm, ctx->end, ctx->reduce, tokens, own, own, stream);
+  return status == OPROJ_OK ? mine : status;
+}
 
-  /* Device memory, host communicator: staged. */
+static oproj_status reduce_staged(oproj_ctx *ctx, oproj_status mine, int32_t tokens,
+                                  const uint16_t *partial, uint16_t *y, void *stream) {
   size_t partial_bytes = (size_t)tokens * (size_t)ctx->dims.hidden * sizeof *partial;
-  size_t y_bytes = reduced_elements(ctx, tokens) * sizeof *y;
   uint16_t *staged = ctx->host_partial;
-  TRY(ctx->ops->buffer_read(ctx->kernels, staged, partial, partial_bytes, stream));
-  TRY(comm->reduce(ctx->comm, ctx->reduce, tokens, ctx->dims.hidden, staged, staged));
-  return ctx->ops->buffer_write(ctx->kernels, y, staged, y_bytes, stream);
+  if (mine == OPROJ_OK)
+    mine = ctx->ops->buffer_read(ctx->kernels, staged, partial, partial_bytes, stream);
+  TRY(oproj_comm_agree(ctx->comm, mine));
+  TRY(ctx->comm->ops->reduce(ctx->comm, ctx->reduce, tokens, ctx->dims.hidden, staged, staged));
+  return ctx->ops->buffer_write(ctx->kernels, y, staged, reduced_elements(ctx, tokens) * sizeof *y,
+                                stream);
+}
+
+oproj_status oproj_ctx_reduce(oproj_ctx *ctx, oproj_status mine, int32_t tokens,
+                              const uint16_t *partial, uint16_t *y, void *stream) {
+  if (!oproj_ctx_sums(ctx)) {
+    if (mine != OPROJ_OK || y == partial) return mine;
+    return ctx->ops->sum_ranks(ctx->kernels, partial, 1, (int64_t)tokens * ctx->dims.hidden, y,
+                               stream);
+  }
+  if (ctx->end) return reduce_on_device(ctx, mine, tokens, partial, y, stream);
+  if (!ctx->ops->host) return reduce_staged(ctx, mine, tokens, partial, y, stream);
+  TRY(oproj_comm_agree(ctx->comm, mine));
+  return ctx->comm->ops->reduce(ctx->comm, ctx->reduce, tokens, ctx->dims.hidden, partial, y);
 }

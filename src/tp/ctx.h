@@ -11,16 +11,28 @@ struct oproj_ctx {
   oproj_dims dims;
   oproj_shard shard;
   oproj_reduce reduce;
+  oproj_path path; /* forced, or AUTO */
   int32_t max_tokens;
   const oproj_kernels_ops *ops;
   oproj_kernels *kernels;
-  uint16_t *partial;      /* bf16 [max_tokens, hidden] on the device: this rank's share of y */
-  uint16_t *host_partial; /* the same in host memory, where the device's is not; else NULL */
+
+  /* Where shares are summed: bf16 [max_tokens, hidden] on the device, this rank's share of y.  It
+   * is the communicator's (`end`) where that sums on the device.  Else, where the device's memory
+   * is not the host's, host_partial stages it. */
+  uint16_t *partial;
+  oproj_comm_end *end;
+  void *host_partial;
 };
 
-/* COLLECTIVE.  Arguments already checked; `partial` and `y` are device memory. */
-oproj_status oproj_ctx_reduce(oproj_ctx *ctx, int32_t tokens, const uint16_t *partial, uint16_t *y,
-                              void *stream);
+/* Whether a forward call ends in a sum over ranks. */
+int oproj_ctx_sums(const oproj_ctx *ctx);
+
+/* COLLECTIVE.  Arguments already checked; `partial` and `y` are device memory.  `mine` is how the
+ * call went on this rank so far: a rank that failed takes part all the same, so that it strands
+ * nobody.  Where the host takes part in the sum, all ranks return the failure; where it does not,
+ * this rank returns its own and the others receive NaN. */
+oproj_status oproj_ctx_reduce(oproj_ctx *ctx, oproj_status mine, int32_t tokens,
+                              const uint16_t *partial, uint16_t *y, void *stream);
 
 struct oproj_layer {
   oproj_ctx *ctx; /* borrowed */

@@ -144,10 +144,13 @@ oproj_status oproj_layer_path(const oproj_layer *layer, int32_t tokens, oproj_pa
   const oproj_ctx *ctx = layer->ctx;
   oproj_path_query query = {.sm = ctx->ops->capability(ctx->kernels),
                             .tokens = tokens,
-                            .quant_block = ctx->dims.quant_block,
+                            .dims = ctx->dims,
+                            .groups = ctx->shard.group_end - ctx->shard.group_begin,
                             .wo_a = layer->wo_a,
                             .wo_b = layer->wo_b,
-                            .has_adapter = layer->has_adapter};
+                            .has_adapter = layer->has_adapter,
+                            .own_out = layer->out.fn != NULL,
+                            .forced = ctx->path};
   return oproj_path_choose(&query, out);
 }
 
@@ -247,17 +250,12 @@ static int receives_nothing(const oproj_ctx *ctx, int32_t tokens) {
 oproj_status oproj_forward(oproj_layer *layer, const oproj_io *io, void *stream) {
   REQUIRE(layer && io, OPROJ_ERR_INVALID, "layer and io must not be NULL");
   oproj_ctx *ctx = layer->ctx;
-  int no_reduction = ctx->comm->size == 1 || ctx->reduce == OPROJ_REDUCE_NONE;
-  uint16_t *partial = no_reduction ? io->y : ctx->partial;
+  uint16_t *partial = oproj_ctx_sums(ctx) ? ctx->partial : io->y;
   oproj_status status = OPROJ_OK;
   if (io->tokens >= 0 && !receives_nothing(ctx, io->tokens))
     status = check_pointer("y", io->y, io->tokens);
   if (status == OPROJ_OK) status = forward_here(layer, io, partial, stream);
-  if (no_reduction) return status;
-  /* Peers of a failed rank must not wait in the sum.  A host backend can afford to ask first. */
-  if (ctx->ops->host) status = oproj_comm_agree(ctx->comm, status);
-  TRY(status);
-  return oproj_ctx_reduce(ctx, io->tokens, partial, io->y, stream);
+  return oproj_ctx_reduce(ctx, status, io->tokens, partial, io->y, stream);
 }
 
 /* ---- the stages ---------------------------------------------------------------------------- */
@@ -343,7 +341,5 @@ oproj_status oproj_partial_reduce(oproj_ctx *ctx, int32_t tokens, const uint16_t
                                   uint16_t *y, void *stream) {
   REQUIRE(ctx, OPROJ_ERR_INVALID, "ctx must not be NULL");
   oproj_status status = check_reduction(ctx, tokens, partial, y);
-  if (ctx->ops->host) status = oproj_comm_agree(ctx->comm, status);
-  TRY(status);
-  return oproj_ctx_reduce(ctx, tokens, partial, y, stream);
+  return oproj_ctx_reduce(ctx, status, tokens, partial, y, stream);
 }

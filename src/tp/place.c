@@ -1,12 +1,15 @@
-/* place.c - CPUs and memory nodes of this process, for the thread count and for `oproj info`. */
+/* place.c - CPUs, memory nodes and GPUs of this process: how many threads, which GPU, and where to
+ * run beside it. */
 #include "tp/place.h"
 
 #include <hwloc.h>
 #include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/error.h"
+#include "base/log.h"
 
 typedef struct cpu_view {
   int32_t allowed, machine; /* CPUs this process may run on; CPUs of the machine */
@@ -24,6 +27,7 @@ static cpu_view count_cpus(hwloc_topology_t topology, hwloc_bitmap_t bound) {
 static hwloc_topology_t load_topology(void) {
   hwloc_topology_t topology;
   if (hwloc_topology_init(&topology) != 0) return NULL;
+  hwloc_topology_set_io_types_filter(topology, HWLOC_TYPE_FILTER_KEEP_IMPORTANT); /* GPUs */
   if (hwloc_topology_load(topology) != 0) {
     hwloc_topology_destroy(topology);
     return NULL;
@@ -75,4 +79,69 @@ out:
   hwloc_bitmap_free(bound);
   hwloc_topology_destroy(topology);
   return status;
+}
+
+/* ---- GPUs ----------------------------------------------------------------------------------- */
+
+int32_t oproj_place_device(int32_t local_rank, int32_t count) {
+  return count > 0 ? local_rank % count : -1;
+}
+
+/* What of the machine the device hangs from; NULL where it is unknown. */
+static hwloc_obj_t place_of(hwloc_topology_t topology, const char *bus_id) {
+  hwloc_obj_t device = hwloc_get_pcidev_by_busidstring(topology, bus_id);
+  return device ? hwloc_get_non_io_ancestor_obj(topology, device) : NULL;
+}
+
+int oproj_place_near(hwloc_topology_t topology, const char *bus_id, hwloc_const_bitmap_t bound,
+                     hwloc_bitmap_t out) {
+  hwloc_obj_t place = place_of(topology, bus_id);
+  if (!place || !place->cpuset) return 0;
+  hwloc_bitmap_and(out, bound, place->cpuset);
+  if (hwloc_bitmap_iszero(out) || hwloc_bitmap_isequal(out, bound)) return 0;
+  /* A launcher that chose fewer CPUs than the node has, some of them elsewhere, meant it. */
+  return hwloc_bitmap_weight(bound) >= hwloc_bitmap_weight(place->cpuset);
+}
+
+int32_t oproj_place_node_in(hwloc_topology_t topology, const char *bus_id) {
+  hwloc_obj_t place = place_of(topology, bus_id);
+  if (!place || !place->nodeset || hwloc_bitmap_weight(place->nodeset) != 1) return -1;
+  return hwloc_bitmap_first(place->nodeset);
+}
+
+int32_t oproj_place_node(const char *bus_id) {
+  hwloc_topology_t topology = load_topology();
+  if (!topology) return -1;
+  int32_t node = oproj_place_node_in(topology, bus_id);
+  hwloc_topology_destroy(topology);
+  return node;
+}
+
+/* Threads first: memory is to follow them, and a policy alone would only cost. */
+static void bind_near(hwloc_topology_t topology, const char *bus_id, hwloc_bitmap_t bound,
+                      hwloc_bitmap_t near) {
+  char cpus[256];
+  if (hwloc_get_cpubind(topology, bound, HWLOC_CPUBIND_PROCESS) != 0) return;
+  if (!oproj_place_near(topology, bus_id, bound, near)) return;
+  hwloc_bitmap_list_snprintf(cpus, sizeof cpus, near);
+  if (hwloc_set_cpubind(topology, near, HWLOC_CPUBIND_PROCESS) != 0) {
+    oproj_base_log(OPROJ_LOG_WARN, "cannot bind to cpus %s, near the GPU at %s", cpus, bus_id);
+    return;
+  }
+  /* A preference: full nodes spill over instead of ending the process. */
+  if (hwloc_set_membind(topology, near, HWLOC_MEMBIND_BIND, 0) != 0)
+    oproj_base_log(OPROJ_LOG_INFO, "memory stays unbound near the GPU at %s", bus_id);
+  oproj_base_log(OPROJ_LOG_INFO, "bound to cpus %s, near the GPU at %s", cpus, bus_id);
+}
+
+void oproj_place_bind(const char *bus_id) {
+  const char *wanted = getenv("OPROJ_BIND");
+  if (wanted && strcmp(wanted, "0") == 0) return;
+  hwloc_topology_t topology = load_topology();
+  if (!topology) return;
+  hwloc_bitmap_t bound = hwloc_bitmap_alloc(), near = hwloc_bitmap_alloc();
+  if (bound && near) bind_near(topology, bus_id, bound, near);
+  hwloc_bitmap_free(near);
+  hwloc_bitmap_free(bound);
+  hwloc_topology_destroy(topology);
 }

@@ -174,6 +174,23 @@ double weight_at(const oproj_matrix *m, int64_t row, int64_t col) {
          (double)m->scales[row / m->block * blocks + col / m->block];
 }
 
+double *product_in_double(const oproj_matrix *w, int32_t groups, int32_t tokens, const double *a) {
+  int64_t rows = w->rows / groups, cols = w->cols;
+  double *out = calloc((size_t)(tokens * w->rows) + 1, sizeof *out);
+  double *row = malloc((size_t)cols * sizeof *row);
+  for (int64_t i = 0; i < w->rows; i++) {
+    for (int64_t k = 0; k < cols; k++) row[k] = weight_at(w, i, k);
+    for (int64_t t = 0; t < tokens; t++) {
+      const double *values = a + (i / rows * tokens + t) * cols;
+      double sum = 0.0;
+      for (int64_t k = 0; k < cols; k++) sum += values[k] * row[k];
+      out[t * w->rows + i] = sum;
+    }
+  }
+  free(row);
+  return out;
+}
+
 /* ---- device memory ------------------------------------------------------------------------- */
 
 int is_poison(const void *bytes, size_t count) {
@@ -338,4 +355,17 @@ void quant_close(const rig *r, quant *q) {
   device_free(r, &q->scales);
   free(q->host.codes);
   free(q->host.scales);
+}
+
+double *quant_in_double(const oproj_quant *q, int32_t block) {
+  int32_t columns = q->cols / block;
+  double *out = malloc((size_t)q->groups * (size_t)q->tokens * (size_t)q->cols * sizeof *out + 1);
+  for (int32_t g = 0; g < q->groups; g++)
+    for (int32_t t = 0; t < q->tokens; t++)
+      for (int32_t k = 0; k < q->cols; k++) {
+        int64_t at = ((int64_t)g * q->tokens + t) * q->cols + k;
+        float scale = oproj_layout_load(q->scales, q->layout, g, t, k / block, q->tokens, columns);
+        out[at] = (double)oproj_e4m3_to_f32(q->codes[at]) * (double)scale;
+      }
+  return out;
 }

@@ -62,6 +62,10 @@ void layer_close(const rig *r, layer *l);
 /* A weight element in double, scale included. */
 double weight_at(const oproj_matrix *m, int64_t row, int64_t col);
 
+/* out[t, group's rows] = a[group, t, :] . w, in double; rows of w are dealt to groups evenly.  To
+ * be freed. */
+double *product_in_double(const oproj_matrix *w, int32_t groups, int32_t tokens, const double *a);
+
 /* ---- device memory ------------------------------------------------------------------------- */
 
 typedef struct device_buffer {
@@ -111,5 +115,8 @@ quant quant_open(const rig *r, oproj_scale_layout layout, int32_t groups, int32_
 void quant_expect_equal(const rig *r, const quant *q);
 void quant_push(const rig *r, const quant *q); /* host to device */
 void quant_close(const rig *r, quant *q);
+
+/* Codes times scales, of host memory; to be freed. */
+double *quant_in_double(const oproj_quant *q, int32_t block);
 
 #endif /* TESTS_GPU_CUDA_RIG_H */

@@ -39,7 +39,7 @@ static const oproj_comm_ops fake_ops = {.name = "fake",
 
 oproj_comm *ranks_comm(int32_t rank, int32_t size) {
   oproj_comm *comm = malloc(sizeof *comm);
-  *comm = (oproj_comm){.ops = &fake_ops, .rank = rank, .size = size, .local_size = 1};
+  *comm = (oproj_comm){.ops = &fake_ops, .rank = rank, .size = size, .local_size = 1, .device = -1};
   return comm;
 }
 

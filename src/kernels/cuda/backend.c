@@ -8,6 +8,7 @@
  *
  * Every entry makes the context's device current for the calling thread and leaves it so. */
 #include "base/error.h"
+#include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/sm90.h"
 
@@ -110,6 +111,7 @@ static oproj_status add_adapter(const oproj_kernels_weights *w, int32_t tokens, 
 static oproj_status project_groups(const oproj_kernels_weights *w, const oproj_quant *x,
                                    const float *addend, uint16_t *z, cudaStream_t stream) {
   TRY(check_aligned(x->codes, "codes"));
+  if (!addend && cuda_lt_takes_groups(w, x, z)) return cuda_lt_project_groups(w, x, z, stream);
   if (x->layout == OPROJ_SCALE_F32 && sm90_takes_groups(w)) {
     sm90_result result = {.addend = addend, .z = z};
     return sm90_project_groups(w, x, NULL, &result, stream);
@@ -214,6 +216,7 @@ static cuda_product out_product(const oproj_kernels_weights *w, int32_t tokens, 
 static oproj_status project_out(const oproj_kernels_weights *w, const oproj_quant *z,
                                 uint16_t *partial, uint32_t flags, cudaStream_t stream) {
   TRY(check_aligned(z->codes, "codes"));
+  if (cuda_lt_takes_out(w, z, partial)) return cuda_lt_project_out(w, z, partial, stream);
   if (z->layout == OPROJ_SCALE_F32 && sm90_takes_out(w) && (uintptr_t)partial % 8 == 0)
     return sm90_project_out(w, z, partial, (flags & OPROJ_EARLY_TRIGGER) != 0, stream);
   cuda_product product = out_product(w, z->tokens, partial);
@@ -225,11 +228,11 @@ static oproj_status project_out(const oproj_kernels_weights *w, const oproj_quan
 }
 
 static oproj_status forward_out(const oproj_kernels_weights *w, int32_t tokens, const uint16_t *z,
-                                uint16_t *partial, cudaStream_t stream) {
+                                uint16_t *partial, uint32_t flags, cudaStream_t stream) {
   if (w->wo_b.dtype == OPROJ_DTYPE_E4M3) {
     oproj_quant zq = workspace_zq(w->kernels, tokens, OPROJ_SCALE_F32);
     TRY(quantize_z(w->kernels, tokens, z, &zq, stream));
-    return project_out(w, &zq, partial, 0, stream);
+    return project_out(w, &zq, partial, flags, stream);
   }
   TRY(check_aligned(z, "z"));
   cuda_product product = out_product(w, tokens, partial);
@@ -247,7 +250,7 @@ static oproj_status stage_z_quantize(oproj_kernels *k, int32_t tokens, const uin
 static oproj_status stage_out_forward(oproj_kernels_weights *w, int32_t tokens, const uint16_t *z,
                                       uint16_t *partial, void *stream) {
   TRY(cuda_enter(w->kernels));
-  return forward_out(w, tokens, z, partial, stream);
+  return forward_out(w, tokens, z, partial, 0, stream);
 }
 
 static oproj_status stage_out_project(oproj_kernels_weights *w, const oproj_quant *z,
@@ -256,13 +259,30 @@ static oproj_status stage_out_project(oproj_kernels_weights *w, const oproj_quan
   return project_out(w, z, partial, 0, stream);
 }
 
-/* Input to quantised z without z in memory: the quantiser fused in front of WO_A for few tokens, a
- * launch of its own for more. */
+/* ---- the chain ----------------------------------------------------------------------------------
+ * */
+
+static oproj_status choose_path(const oproj_kernels_weights *w, int32_t tokens, int own_out,
+                                oproj_path_choice *out) {
+  const oproj_kernels *k = w->kernels;
+  oproj_path_query query = {.sm = k->capability,
+                            .tokens = tokens,
+                            .dims = k->config.dims,
+                            .groups = k->config.groups,
+                            .wo_a = w->wo_a.dtype,
+                            .wo_b = w->wo_b.dtype,
+                            .has_adapter = w->adapter.rank > 0,
+                            .own_out = own_out,
+                            .forced = k->config.path};
+  return oproj_path_choose(&query, out);
+}
+
+/* Input to quantised z without z in memory, the input quantised inside WO_A or in front of it. */
 static oproj_status forward_to_quantized_z(const oproj_kernels_weights *w, const oproj_io *io,
-                                           const oproj_quant *zq, cudaStream_t stream) {
+                                           int fused, const oproj_quant *zq, cudaStream_t stream) {
   const oproj_kernels *k = w->kernels;
   sm90_result result = {.zq = *zq};
-  if (sm90_fuses(k, io)) {
+  if (fused && sm90_loads_input(io)) {
     cuda_input input = describe_input(k, io);
     return sm90_project_groups(w, NULL, &input, &result, stream);
   }
@@ -274,19 +294,20 @@ static oproj_status forward_to_quantized_z(const oproj_kernels_weights *w, const
 static oproj_status cuda_forward(oproj_kernels_weights *w, const oproj_io *io,
                                  const oproj_kernels_out *out, uint16_t *partial, void *stream) {
   oproj_kernels *k = w->kernels;
+  oproj_path_choice choice;
   TRY(cuda_enter(k));
-  if (w->adapter.rank == 0 && sm90_takes_groups(w) &&
-      (out->fn || w->wo_b.dtype == OPROJ_DTYPE_E4M3)) {
-    oproj_quant zq = workspace_zq(k, io->tokens, out->fn ? out->layout : OPROJ_SCALE_F32);
-    TRY(forward_to_quantized_z(w, io, &zq, stream));
-    return out->fn ? out->fn(out->user, &zq, partial, stream)
-                   : project_out(w, &zq, partial, io->flags, stream);
+  TRY(choose_path(w, io->tokens, out->fn != NULL, &choice));
+  int fused = choice.path == OPROJ_PATH_FUSED;
+  oproj_quant zq = workspace_zq(k, io->tokens, out->fn ? out->layout : OPROJ_SCALE_F32);
+  if ((fused || choice.path == OPROJ_PATH_GROUPED) && w->adapter.rank == 0) {
+    TRY(forward_to_quantized_z(w, io, fused, &zq, stream));
+  } else {
+    TRY(forward_groups(w, io, k->work.z, stream));
+    if (!out->fn) return forward_out(w, io->tokens, k->work.z, partial, io->flags, stream);
+    TRY(quantize_z(k, io->tokens, k->work.z, &zq, stream));
   }
-  TRY(forward_groups(w, io, k->work.z, stream));
-  if (!out->fn) return forward_out(w, io->tokens, k->work.z, partial, stream);
-  oproj_quant zq = workspace_zq(k, io->tokens, out->layout);
-  TRY(quantize_z(k, io->tokens, k->work.z, &zq, stream));
-  return out->fn(out->user, &zq, partial, stream);
+  return out->fn ? out->fn(out->user, &zq, partial, stream)
+                 : project_out(w, &zq, partial, io->flags, stream);
 }
 
 /* ---- the table ----------------------------------------------------------------------------- */
@@ -312,6 +333,10 @@ static const oproj_kernels_ops cuda_ops = {
     .buffer_destroy = cuda_buffer_destroy,
     .buffer_write = cuda_buffer_write,
     .buffer_read = cuda_buffer_read,
+    .host_create = cuda_host_create,
+    .host_destroy = cuda_host_destroy,
+    .sum_ranks = cuda_sum_ranks,
+    .make_nan = cuda_make_nan,
     .capability = cuda_capability,
 };
 

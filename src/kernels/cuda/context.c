@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/layout.h"
 #include "base/log.h"
+#include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/sm90.h"
 
@@ -56,6 +57,8 @@ static void free_workspace(cuda_workspace *w) {
   cudaFree(w->z);
   cudaFree(w->zq.codes);
   cudaFree(w->zq.scales);
+  cudaFree(w->xq_tiles);
+  cudaFree(w->zq_tiles);
   cudaFree(w->delta);
   for (int i = 0; i < CUDA_RANK_CLASSES; i++) cudaFree(w->down[i]);
 }
@@ -63,6 +66,7 @@ static void free_workspace(cuda_workspace *w) {
 void cuda_close(oproj_kernels *k) {
   if (!k) return;
   cudaSetDevice(k->device);
+  cuda_lt_close(k);
   free_workspace(&k->work);
   cudaFree(k->claim);
   if (k->fault) cudaFreeHost(k->fault);
@@ -101,10 +105,11 @@ static oproj_status open_workspace(oproj_kernels *k) {
   /* A context for zero tokens still has buffers, so that no pointer is NULL. */
   int32_t tokens = k->config.max_tokens > 0 ? k->config.max_tokens : 1;
   int32_t groups = k->config.groups, block = k->config.dims.quant_block;
-  size_t input = (size_t)groups * (size_t)tokens * (size_t)k->group_cols;
-  size_t z = (size_t)tokens * (size_t)k->z_cols;
+  size_t rows = (size_t)tokens + CUDA_LT_SLACK, hidden = (size_t)k->config.dims.hidden;
+  size_t input = ((size_t)groups * (size_t)tokens + CUDA_LT_SLACK) * (size_t)k->group_cols;
+  size_t z = rows * (size_t)k->z_cols, x = input > rows * hidden ? input : rows * hidden;
   cuda_workspace *w = &k->work;
-  TRY(allocate((void **)&w->x, input * sizeof *w->x));
+  TRY(allocate((void **)&w->x, x * sizeof *w->x));
   TRY(allocate((void **)&w->xq.codes, input));
   TRY(allocate(&w->xq.scales, any_scale_bytes(groups, tokens, k->group_cols / block)));
   TRY(allocate((void **)&w->z, z * sizeof *w->z));
@@ -129,7 +134,8 @@ static oproj_status open_on_device(oproj_kernels *k) {
   if (k->capability == 90) CUDA_TRY(sm90_query_capacity(k->sm90_capacity));
   CUDA_TRY(cudaStreamCreateWithFlags(&k->upload, cudaStreamNonBlocking));
   TRY(open_fault(k));
-  return open_workspace(k);
+  TRY(open_workspace(k));
+  return cuda_lt_open(k);
 }
 
 oproj_status cuda_open(oproj_kernels **out, const oproj_kernels_config *config) {

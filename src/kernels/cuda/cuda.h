@@ -3,12 +3,15 @@
  *   backend.c         the stages, their chain and the table
  *   context.c         device, workspace, bad positions, plain memory
  *   weights.c         upload of weights and adapters
+ *   ranks.c           what several ranks need of a GPU: its name, pinned memory, their sum
+ *   reduce.cu         that sum's kernel
  *   versions.c        which CUDA this is
  *   input.cu          inverse RoPE, block quantisation, of the input and of z
  *   project.cu        both projections for many tokens: tensor cores, f32 sums
  *   project_small.cu  the same for up to CUDA_SMALL_TOKENS tokens: bound by the weights' bytes
  *   adapter.cu        the low-rank addition to WO_A
  *   sm90.h, sm90_*    SM90's own kernel for both projections, the input's quantiser fused in front
+ *   cublaslt*         both projections of large batches, V4's blocks, through cuBLASLt
  *   device.cuh        what the kernels share
  *   input.cuh         bad positions and block quantisation, for the kernels that need them
  *
@@ -132,17 +135,22 @@ enum { CUDA_CLUSTER_SIZES = 4 }; /* 1, 2, 4, 8 blocks */
 enum { CUDA_RANK_CLASSES = 11 }; /* adapter ranks 1, 2, 4 .. 1024 */
 
 /* Buffers between the stages, for max_tokens; their addresses never change, so captured graphs stay
- * valid as long as the context. */
+ * valid as long as the context.  Behind codes and z lie CUDA_LT_SLACK more rows (cublaslt.h). */
 typedef struct cuda_workspace {
-  uint16_t *x;    /* bf16 [groups, T, D] */
+  uint16_t *x;    /* bf16 [groups, T, D]; at least [T + CUDA_LT_SLACK, hidden] */
   oproj_quant xq; /* quantised input, OPROJ_SCALE_F32 */
   uint16_t *z;    /* bf16 [T, z cols] */
   oproj_quant zq; /* quantised z, in whatever layout a call asks for */
+
+  /* SM100 and SM103: the scales of xq and zq for cuBLASLt. */
+  uint32_t *xq_tiles, *zq_tiles;
 
   /* Made by the first adapter (of its rank class), shared by all layers, kept until close. */
   float *delta;
   float *down[CUDA_RANK_CLASSES];
 } cuda_workspace;
+
+typedef struct cuda_lt cuda_lt; /* cublaslt.c: a handle and its choices */
 
 struct oproj_kernels {
   oproj_kernels_config config;
@@ -153,6 +161,7 @@ struct oproj_kernels {
       sm90_capacity[CUDA_CLUSTER_SIZES]; /* SM90: blocks held at once in clusters of 1, 2, 4, 8 */
   cudaStream_t upload;                   /* for weights; joins no other stream */
   cuda_workspace work;
+  cuda_lt *lt;              /* NULL where cuBLASLt cannot serve */
   cuda_fault *fault;        /* host address ... */
   cuda_fault *fault_device; /* ... and the device's for the same memory */
   uint32_t *claim;
@@ -168,6 +177,8 @@ struct oproj_kernels_weights {
   oproj_kernels *kernels;
   oproj_matrix wo_a, wo_b;        /* data and scales in device memory, owned */
   CUtensorMap wo_a_map, wo_b_map; /* SM90 only: the copy engine's view of e4m3 data */
+  /* SM100 and SM103: their scales for cuBLASLt; NULL where not all are powers of two. */
+  uint32_t *wo_a_tiles, *wo_b_tiles;
   cuda_adapter adapter;
 };
 
@@ -205,10 +216,24 @@ void cuda_weights_destroy(oproj_kernels_weights *weights);
 /* Makes new device copies, so graphs captured with the former adapter must be captured again. */
 oproj_status cuda_adapter_set(oproj_kernels_weights *weights, const oproj_adapter *adapter);
 
-/* ---- versions.c ---------------------------------------------------------------------------- */
+/* ---- ranks.c, reduce.cu --------------------------------------------------------------------- */
 
-/* "CUDA runtime 13.0, driver 13.0, cuBLASLt 13.1.0" into text, cut to `bytes`; returns text. */
-const char *oproj_kernels_cuda_versions(char *text, size_t bytes);
+/* out[i] = bf16(sum over n of parts[n * count + i]), f32 sums in the order of n, n >= 2. */
+typedef struct cuda_sum {
+  const uint16_t *parts;
+  int32_t n;
+  int64_t count;
+  uint16_t *out;
+} cuda_sum;
+
+cudaError_t cuda_launch_sum(const cuda_sum *sum, cudaStream_t stream);
+
+/* As kernels.h describes these members of the table. */
+oproj_status cuda_host_create(oproj_kernels *kernels, size_t bytes, void **out);
+void cuda_host_destroy(oproj_kernels *kernels, void *memory);
+oproj_status cuda_sum_ranks(oproj_kernels *kernels, const uint16_t *parts, int32_t n, int64_t count,
+                            uint16_t *out, void *stream);
+oproj_status cuda_make_nan(oproj_kernels *kernels, uint16_t *values, int64_t count, void *stream);
 
 #ifdef __cplusplus
 }

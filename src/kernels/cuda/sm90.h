@@ -17,14 +17,10 @@ extern "C" {
 #endif
 
 enum {
-  SM90_TILE_ROWS = 128,           /* weight rows of a block: two warpgroups of 64 */
-  SM90_TILE_COLS = 128,           /* values of K of a ring slot: 128 bytes, the swizzle's row */
-  SM90_MAX_TOKENS = 128,          /* tokens of a block */
-  SM90_SHARED_BYTES = 227 * 1024, /* a block's limit */
-  SM90_FUSED_TOKENS =
-      8,               /* up to here WO_A quantises its own input: beyond, a launch of its own costs
-                            less than every block of a group doing it again */
-  SM90_FUSED_MOST = 32 /* up to here it can */
+  SM90_TILE_ROWS = 128,          /* weight rows of a block: two warpgroups of 64 */
+  SM90_TILE_COLS = 128,          /* values of K of a ring slot: 128 bytes, the swizzle's row */
+  SM90_MAX_TOKENS = 128,         /* tokens of a block */
+  SM90_SHARED_BYTES = 227 * 1024 /* a block's limit */
 };
 
 /* out[t, row] = bf16( sum over blocks b of (sum_k a[t,k] w[row,k]) * (a_scale[t,b] *
@@ -62,8 +58,8 @@ oproj_status sm90_describe_weights(CUtensorMap *out, const void *data, int64_t r
 int sm90_takes_groups(const oproj_kernels_weights *weights);
 int sm90_takes_out(const oproj_kernels_weights *weights);
 
-/* Whether WO_A can quantise this input itself: few tokens, heads of 448 + 64, 16-byte loads. */
-int sm90_fuses(const oproj_kernels *kernels, const oproj_io *io);
+/* Whether WO_A, fused, can load this input: 16 bytes at a time. */
+int sm90_loads_input(const oproj_io *io);
 
 /* What WO_A leaves behind. */
 typedef struct sm90_result {

@@ -5,8 +5,6 @@
 enum {
   SHARED_BYTES = 227 * 1024, /* a block's limit */
   BLOCKS = 132,   /* an H200's multiprocessors: more blocks would wait for a second round */
-  HEAD_DIM = 512, /* what the fused quantiser is written for */
-  ROPE_DIM = 64,
   LOAD_VALUES = 8 /* bf16 values of a 16-byte load */
 };
 
@@ -60,22 +58,27 @@ static int takes_cols(int64_t cols) {
   return cols % (2 * SM90_TILE_COLS) == 0;
 }
 
+static int may_serve(const oproj_kernels *k) {
+  oproj_path path = k->config.path;
+  return k->capability == 90 &&
+         (path == OPROJ_PATH_AUTO || path == OPROJ_PATH_GROUPED || path == OPROJ_PATH_FUSED);
+}
+
 int sm90_takes_groups(const oproj_kernels_weights *w) {
   const oproj_kernels *k = w->kernels;
-  return k->capability == 90 && w->wo_a.dtype == OPROJ_DTYPE_E4M3 && takes_cols(k->group_cols) &&
+  return may_serve(k) && w->wo_a.dtype == OPROJ_DTYPE_E4M3 && takes_cols(k->group_cols) &&
          k->config.dims.lora_rank % SM90_TILE_ROWS == 0;
 }
 
 int sm90_takes_out(const oproj_kernels_weights *w) {
   const oproj_kernels *k = w->kernels;
-  return k->capability == 90 && w->wo_b.dtype == OPROJ_DTYPE_E4M3 && takes_cols(k->z_cols) &&
+  return may_serve(k) && w->wo_b.dtype == OPROJ_DTYPE_E4M3 && takes_cols(k->z_cols) &&
          k->config.dims.hidden % 4 == 0;
 }
 
-int sm90_fuses(const oproj_kernels *k, const oproj_io *io) {
-  return io->tokens <= SM90_FUSED_TOKENS && k->config.dims.head_dim == HEAD_DIM &&
-         k->config.dims.rope_dim == ROPE_DIM && (uintptr_t)io->attn_out % 16 == 0 &&
-         io->token_stride % LOAD_VALUES == 0 && io->head_stride % LOAD_VALUES == 0;
+int sm90_loads_input(const oproj_io *io) {
+  return (uintptr_t)io->attn_out % 16 == 0 && io->token_stride % LOAD_VALUES == 0 &&
+         io->head_stride % LOAD_VALUES == 0;
 }
 
 /* ---- shape of a launch --------------------------------------------------------------------- */
@@ -88,27 +91,32 @@ static int32_t token_tiles(const sm90_product *p, int32_t tile) {
   return (p->tokens + tile - 1) / tile;
 }
 
-/* The smallest tile that holds all tokens, except that two of 64 serve better than one of 128 where
- * the device holds them all at once: weights then come from the L2 cache a second time. */
-static int32_t tile_of(const oproj_kernels *k, const sm90_product *p) {
-  int32_t tile = 8;
-  while (tile < p->tokens && tile < SM90_MAX_TOKENS) tile *= 2;
-  if (tile == 128 && row_tiles(p) * token_tiles(p, 64) <= k->sm90_capacity[0]) tile = 64;
-  return tile;
-}
-
 /* Blocks that share a tile's K: as many, up to 2^most, as the device holds at once in clusters of
  * that size.  A cluster that has to wait for a second round costs more than a split gains. */
-static int32_t split_of(const oproj_kernels *k, const sm90_product *p, int most) {
-  int32_t blocks = row_tiles(p) * token_tiles(p, p->tile_tokens), split = 1;
+static int32_t split_of(const oproj_kernels *k, const sm90_product *p, int32_t tile, int most) {
+  int32_t blocks = row_tiles(p) * token_tiles(p, tile), split = 1;
   for (int i = 1; i <= most; i++)
     if (blocks << i <= k->sm90_capacity[i] && takes_cols(p->cols >> i)) split = 1 << i;
   return split;
 }
 
+/* The smallest tile that holds all tokens.  Two of 64 serve better than one of 128 where the device
+ * holds them all at once and K is short: weights then come from the L2 cache a second time, and the
+ * end of a block, which grows with its tokens, weighs less.  (Measured on an H200:
+ * bench/README.md.) */
+static int32_t tile_of(const oproj_kernels *k, const sm90_product *p, int most_split) {
+  enum { SHORT_SLOTS = 32 };
+  int32_t tile = 8;
+  while (tile < p->tokens && tile < SM90_MAX_TOKENS) tile *= 2;
+  if (tile < SM90_MAX_TOKENS || row_tiles(p) * token_tiles(p, 64) > k->sm90_capacity[0])
+    return tile;
+  int32_t slots = p->cols / SM90_TILE_COLS / split_of(k, p, tile, most_split);
+  return slots < SHORT_SLOTS ? 64 : tile;
+}
+
 static void choose_shape(const oproj_kernels *k, sm90_product *p, int most_split) {
-  p->tile_tokens = tile_of(k, p);
-  p->split = split_of(k, p, most_split);
+  p->tile_tokens = tile_of(k, p, most_split);
+  p->split = split_of(k, p, p->tile_tokens, most_split);
   p->stages = p->cols / SM90_TILE_COLS / p->split;
   while (p->stages > 2 && sm90_shared_bytes(p) > SM90_SHARED_BYTES) p->stages--;
 }

@@ -151,7 +151,7 @@ struct Project {
   static __device__ void begin_copies(const sm90_product &p, const Block &b) {
     for (int slot = 0; slot < p.stages; slot++) {
       barrier_init(full(b, slot), FUSED ? 2 : 1);
-      barrier_init(empty(b, slot), MATH_WARPS);
+      barrier_init(empty(b, slot), TOKENS_ARE_ROWS ? MATH_WARPS / 2 : MATH_WARPS);
     }
     barriers_publish();
     fence_for_async_proxy();
@@ -273,42 +273,65 @@ struct Project {
 
   /* ---- warps 0 to 7: products -------------------------------------------------------------- */
 
-  /* An instruction takes up to 64 tokens; a tile of 128 is two halves. */
-  static constexpr int WIDTH = N < 64 ? N : 64;
-  static constexpr int TOTALS = N / 2, SUMS = WIDTH / 2; /* accumulators of a thread */
+  /* 64 tokens are the instruction's rows and 128 weight rows its columns: one wide instruction
+   * costs less than two narrow ones.  Each warpgroup then takes every second slot, whole. */
+  static constexpr bool TOKENS_ARE_ROWS = N == 64;
+  static constexpr int SUMS = TOKENS_ARE_ROWS ? SM90_TILE_ROWS / 2 : N / 2; /* of a thread */
 
-  /* Starts the instructions of one quantisation block (all of a slot, or its step `step`) for the
-   * tokens of one half. */
+  /* Starts the instructions of one quantisation block: all of a slot, or its step `step`. */
   static __device__ __forceinline__ void begin_products(const Block &b, int slot, int step,
-                                                        int half, int warpgroup,
-                                                        float (&sums)[SUMS]) {
+                                                        int warpgroup, float (&sums)[SUMS]) {
     uint32_t address = slot_address(b, slot);
-    uint64_t weights = describe_operand(address + warpgroup * (WEIGHT_BYTES / 2));
-    uint64_t codes = describe_operand(address + WEIGHT_BYTES + half * WIDTH * SM90_TILE_COLS);
+    uint64_t codes = describe_operand(address + WEIGHT_BYTES) + 2 * step;
+    uint64_t weights =
+        describe_operand(address + (TOKENS_ARE_ROWS ? 0 : warpgroup * (WEIGHT_BYTES / 2))) +
+        2 * step;
     pin(sums);
     products_begin();
 #pragma unroll
-    for (int i = 0; i < STEPS_PER_SCALE; i++)
-      Wgmma<WIDTH>::issue(sums, weights + 2 * (step + i), codes + 2 * (step + i), i > 0);
+    for (int i = 0; i < STEPS_PER_SCALE; i++) {
+      if constexpr (TOKENS_ARE_ROWS)
+        Wgmma<SM90_TILE_ROWS>::issue(sums, codes + 2 * i, weights + 2 * i, i > 0);
+      else
+        Wgmma<N>::issue(sums, weights + 2 * i, codes + 2 * i, i > 0);
+    }
     products_commit();
   }
 
-  /* total += sums * (a_scale * w_scale) for the tokens of half HALF. */
-  template <int HALF>
-  static __device__ __forceinline__ void add_scaled(float (&total)[TOTALS], float (&sums)[SUMS],
+  /* total += sums * (a_scale * w_scale) */
+  static __device__ __forceinline__ void add_scaled(float (&total)[SUMS], float (&sums)[SUMS],
                                                     const float *scales, float w_scale, int lane) {
     pin(sums);
 #pragma unroll
-    for (int j = 0; j < WIDTH / 8; j++) {
-      float2 scale =
-          *reinterpret_cast<const float2 *>(scales + HALF * WIDTH + 8 * j + lane % 4 * 2);
+    for (int j = 0; j < N / 8; j++) {
+      float2 scale = *reinterpret_cast<const float2 *>(scales + 8 * j + lane % 4 * 2);
       scale.x *= w_scale;
       scale.y *= w_scale;
-      float *to = total + HALF * SUMS + 4 * j;
-      to[0] += sums[4 * j] * scale.x;
-      to[1] += sums[4 * j + 1] * scale.y;
-      to[2] += sums[4 * j + 2] * scale.x;
-      to[3] += sums[4 * j + 3] * scale.y;
+      total[4 * j] += sums[4 * j] * scale.x;
+      total[4 * j + 1] += sums[4 * j + 1] * scale.y;
+      total[4 * j + 2] += sums[4 * j + 2] * scale.x;
+      total[4 * j + 3] += sums[4 * j + 3] * scale.y;
+    }
+  }
+
+  /* The same where tokens are rows: a thread's rows are `row` and row + 8, its columns all weight
+   * rows 8j + lane % 4 * 2 (+ 1). */
+  static __device__ __forceinline__ void add_scaled_rows(float (&total)[SUMS], float (&sums)[SUMS],
+                                                         const float *scales, const float *w_scales,
+                                                         int w_pitch, int row) {
+    constexpr int ROW_BLOCKS = SM90_TILE_ROWS / BLOCK, SPAN = SUMS / ROW_BLOCKS;
+    pin(sums);
+    float low = scales[row], high = scales[row + 8];
+#pragma unroll
+    for (int r = 0; r < ROW_BLOCKS; r++) {
+      float w = w_scales[r * w_pitch], low_scale = low * w, high_scale = high * w;
+#pragma unroll
+      for (int i = r * SPAN; i < (r + 1) * SPAN; i += 4) {
+        total[i] += sums[i] * low_scale;
+        total[i + 1] += sums[i + 1] * low_scale;
+        total[i + 2] += sums[i + 2] * high_scale;
+        total[i + 3] += sums[i + 3] * high_scale;
+      }
     }
   }
 
@@ -323,57 +346,94 @@ struct Project {
    * Here a pair is two slots; their number is even. */
   static __device__ __forceinline__ void multiply_slots(const sm90_product &p, const Block &b,
                                                         const float *w_scales, int warpgroup,
-                                                        int lane, float (&total)[TOTALS]) {
+                                                        int lane, float (&total)[SUMS]) {
     Cursor at;
 #pragma unroll 1
     for (int i = 0; i < b.slots; i += 2) {
       float first[SUMS], second[SUMS];
       int slot = at.slot;
       barrier_wait(full(b, slot), at.parity);
-      begin_products(b, slot, 0, 0, warpgroup, first);
+      begin_products(b, slot, 0, warpgroup, first);
       at.advance(p.stages);
       int next = at.slot;
       barrier_wait(full(b, next), at.parity);
-      begin_products(b, next, 0, 0, warpgroup, second);
+      begin_products(b, next, 0, warpgroup, second);
       at.advance(p.stages);
       products_wait<1>();
-      add_scaled<0>(total, first, a_scales(b, slot), w_scales[i], lane);
+      add_scaled(total, first, a_scales(b, slot), w_scales[i], lane);
       release(b, slot, lane);
       products_wait<0>();
-      add_scaled<0>(total, second, a_scales(b, next), w_scales[i + 1], lane);
+      add_scaled(total, second, a_scales(b, next), w_scales[i + 1], lane);
       release(b, next, lane);
     }
   }
 
-  /* Here a pair lies within a slot: two halves of the tokens, or two steps of K. */
-  static __device__ __forceinline__ void multiply_within_slots(const sm90_product &p,
-                                                               const Block &b,
-                                                               const float *w_scales, int warpgroup,
-                                                               int lane, float (&total)[TOTALS]) {
-    constexpr bool HALVES = N > WIDTH;
-    constexpr int PAIR_STEPS = HALVES ? 1 : 2;
+  /* Here it is two steps of a slot. */
+  static __device__ __forceinline__ void multiply_steps(const sm90_product &p, const Block &b,
+                                                        const float *w_scales, int warpgroup,
+                                                        int lane, float (&total)[SUMS]) {
     Cursor at;
 #pragma unroll 1
     for (int i = 0; i < b.slots; i++) {
       const float *scales = a_scales(b, at.slot), *w = w_scales + i * SCALES;
       barrier_wait(full(b, at.slot), at.parity);
 #pragma unroll
-      for (int step = 0; step < SCALES; step += PAIR_STEPS) {
+      for (int step = 0; step < SCALES; step += 2) {
         float first[SUMS], second[SUMS];
-        begin_products(b, at.slot, step, 0, warpgroup, first);
-        if constexpr (HALVES)
-          begin_products(b, at.slot, step, 1, warpgroup, second);
-        else
-          begin_products(b, at.slot, step + 1, 0, warpgroup, second);
+        begin_products(b, at.slot, step, warpgroup, first);
+        begin_products(b, at.slot, step + 1, warpgroup, second);
         products_wait<1>();
-        add_scaled<0>(total, first, scales + step * N, w[step], lane);
+        add_scaled(total, first, scales + step * N, w[step], lane);
         products_wait<0>();
-        if constexpr (HALVES)
-          add_scaled<1>(total, second, scales + step * N, w[step], lane);
-        else
-          add_scaled<0>(total, second, scales + (step + 1) * N, w[step + 1], lane);
+        add_scaled(total, second, scales + (step + 1) * N, w[step + 1], lane);
       }
       release(b, at.slot, lane);
+      at.advance(p.stages);
+    }
+  }
+
+  /* With 128 tokens there are registers for one set of sums; the other warpgroup multiplies while
+   * this one adds. */
+  static __device__ __forceinline__ void multiply_singly(const sm90_product &p, const Block &b,
+                                                         const float *w_scales, int warpgroup,
+                                                         int lane, float (&total)[SUMS]) {
+    Cursor at;
+#pragma unroll 1
+    for (int i = 0; i < b.slots; i++) {
+      const float *scales = a_scales(b, at.slot), *w = w_scales + i * SCALES;
+      barrier_wait(full(b, at.slot), at.parity);
+#pragma unroll
+      for (int step = 0; step < SCALES; step++) {
+        float sums[SUMS];
+        begin_products(b, at.slot, step, warpgroup, sums);
+        products_wait<0>();
+        add_scaled(total, sums, scales + step * N, w[step], lane);
+      }
+      release(b, at.slot, lane);
+      at.advance(p.stages);
+    }
+  }
+
+  /* Tokens as rows: the warpgroups take turns, slot by slot. */
+  static __device__ __forceinline__ void multiply_turns(const sm90_product &p, const Block &b,
+                                                        const float *w_scales, int warp, int lane,
+                                                        float (&total)[SUMS]) {
+    int warpgroup = warp / 4, row = warp % 4 * 16 + lane / 4, pitch = b.slots * SCALES;
+    Cursor at;
+    if (warpgroup == 1) at.advance(p.stages);
+#pragma unroll 1
+    for (int i = warpgroup; i < b.slots; i += 2) {
+      const float *scales = a_scales(b, at.slot), *w = w_scales + i * SCALES;
+      barrier_wait(full(b, at.slot), at.parity);
+#pragma unroll
+      for (int step = 0; step < SCALES; step++) {
+        float sums[SUMS];
+        begin_products(b, at.slot, step, warpgroup, sums);
+        products_wait<0>();
+        add_scaled_rows(total, sums, scales + step * N, w + step, pitch, row);
+      }
+      release(b, at.slot, lane);
+      at.advance(p.stages);
       at.advance(p.stages);
     }
   }
@@ -382,7 +442,7 @@ struct Project {
 
   /* Sums of this block's part of K: f32 [N tokens][SUM_PITCH], over the drained ring. */
   static __device__ __forceinline__ void spread_sums(const Block &b, int warp, int lane,
-                                                     const float (&total)[TOTALS]) {
+                                                     const float (&total)[SUMS]) {
     float *sums = reinterpret_cast<float *>(b.memory);
     int row = warp * 16 + lane / 4;
 #pragma unroll
@@ -393,6 +453,31 @@ struct Project {
         token[row] = total[4 * j + e];
         token[row + 8] = total[4 * j + 2 + e];
       }
+    }
+  }
+
+  /* The same where tokens are rows; both warpgroups hold sums of all of them, of other slots. */
+  static __device__ __forceinline__ void spread_turns(const Block &b, int warp, int lane,
+                                                      const float (&total)[SUMS]) {
+    float *sums = reinterpret_cast<float *>(b.memory);
+    int token = warp % 4 * 16 + lane / 4, warpgroup = warp / 4;
+    for (int turn = 0; turn < 2; turn++) {
+      if (turn == warpgroup) {
+#pragma unroll
+        for (int i = 0; i < SUMS; i += 4) {
+          float *low = sums + token * SUM_PITCH + i * 2 + lane % 4 * 2, *high = low + 8 * SUM_PITCH;
+          float2 a = make_float2(total[i], total[i + 1]),
+                 c = make_float2(total[i + 2], total[i + 3]);
+          if (turn == 1) {
+            float2 a0 = *reinterpret_cast<float2 *>(low), c0 = *reinterpret_cast<float2 *>(high);
+            a = make_float2(a0.x + a.x, a0.y + a.y);
+            c = make_float2(c0.x + c.x, c0.y + c.y);
+          }
+          *reinterpret_cast<float2 *>(low) = a;
+          *reinterpret_cast<float2 *>(high) = c;
+        }
+      }
+      if (turn == 0) named_barrier(1, MATH_THREADS);
     }
   }
 
@@ -538,15 +623,22 @@ struct Project {
     } else if (FUSED && warp >= FIRST_QUANTIZE_WARP) {
       run_quantizers(p, b, warp - FIRST_QUANTIZE_WARP, lane);
     } else {
-      float total[TOTALS] = {};
-      const float *w_scales = reinterpret_cast<const float *>(b.memory + b.at.w_scales) +
-                              warp * 16 / BLOCK * b.slots * SCALES;
-      if constexpr (BLOCK == SM90_TILE_COLS && N == WIDTH)
-        multiply_slots(p, b, w_scales, warp / 4, lane, total);
+      float total[SUMS] = {};
+      const float *tile_scales = reinterpret_cast<const float *>(b.memory + b.at.w_scales);
+      const float *warp_scales = tile_scales + warp * 16 / BLOCK * b.slots * SCALES;
+      if constexpr (TOKENS_ARE_ROWS)
+        multiply_turns(p, b, tile_scales, warp, lane, total);
+      else if constexpr (N == SM90_MAX_TOKENS)
+        multiply_singly(p, b, warp_scales, warp / 4, lane, total);
+      else if constexpr (BLOCK == SM90_TILE_COLS)
+        multiply_slots(p, b, warp_scales, warp / 4, lane, total);
       else
-        multiply_within_slots(p, b, w_scales, warp / 4, lane, total);
+        multiply_steps(p, b, warp_scales, warp / 4, lane, total);
       named_barrier(1, MATH_THREADS); /* the ring is drained: sums may overwrite it */
-      spread_sums(b, warp, lane, total);
+      if constexpr (TOKENS_ARE_ROWS)
+        spread_turns(b, warp, lane, total);
+      else
+        spread_sums(b, warp, lane, total);
       named_barrier(1, MATH_THREADS);
     }
     if (p.split > 1) cluster_barrier();

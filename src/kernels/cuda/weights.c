@@ -8,6 +8,7 @@
 
 #include "base/checked.h"
 #include "base/error.h"
+#include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/sm90.h"
 
@@ -61,6 +62,8 @@ void cuda_weights_destroy(oproj_kernels_weights *w) {
   cudaFree((void *)w->wo_a.scales);
   cudaFree((void *)w->wo_b.data);
   cudaFree((void *)w->wo_b.scales);
+  cudaFree(w->wo_a_tiles);
+  cudaFree(w->wo_b_tiles);
   adapter_clear(&w->adapter);
   free(w);
 }
@@ -83,6 +86,9 @@ oproj_status cuda_weights_create(oproj_kernels_weights **out, oproj_kernels *k,
   TRY_GOTO(copy_matrix(k, &w->wo_a, wo_a), status, out);
   TRY_GOTO(copy_matrix(k, &w->wo_b, wo_b), status, out);
   TRY_GOTO(describe_to_sm90(w), status, out);
+  TRY_GOTO(cuda_lt_sm100_make(k, &w->wo_a, wo_a, &w->wo_a_tiles), status, out);
+  TRY_GOTO(cuda_lt_sm100_make(k, &w->wo_b, wo_b, &w->wo_b_tiles), status, out);
+  TRY_GOTO(cuda_lt_warm(w), status, out);
   *out = w;
   return OPROJ_OK;
 out:
@@ -93,8 +99,12 @@ out:
 oproj_status cuda_weights_replace(oproj_kernels_weights *w, const oproj_matrix *wo_a,
                                   const oproj_matrix *wo_b) {
   CUDA_TRY(cudaSetDevice(w->kernels->device));
+  TRY(cuda_lt_sm100_check(w->wo_a_tiles, wo_a, "wo_a"));
+  TRY(cuda_lt_sm100_check(w->wo_b_tiles, wo_b, "wo_b"));
   TRY(copy_values(w->kernels, &w->wo_a, wo_a));
-  return copy_values(w->kernels, &w->wo_b, wo_b);
+  TRY(copy_values(w->kernels, &w->wo_b, wo_b));
+  TRY(cuda_lt_sm100_renew(w->kernels, &w->wo_a, w->wo_a_tiles));
+  return cuda_lt_sm100_renew(w->kernels, &w->wo_b, w->wo_b_tiles);
 }
 
 /* ---- adapter ------------------------------------------------------------------------------- */

@@ -9,6 +9,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/layout.h"
+#include "base/num.h"
 #include "kernels/ref/ref.h"
 
 /* ---- state --------------------------------------------------------------------------------- */
@@ -293,6 +294,25 @@ static oproj_status ref_buffer_copy(oproj_kernels *k, void *to, const void *from
   return OPROJ_OK;
 }
 
+static oproj_status ref_sum_ranks(oproj_kernels *k, const uint16_t *parts, int32_t n, int64_t count,
+                                  uint16_t *out, void *stream) {
+  if (n == 1) return ref_buffer_copy(k, out, parts, (size_t)count * sizeof *out, stream);
+  for (int64_t i = 0; i < count; i++) {
+    float sum = oproj_bf16_to_f32(parts[i]);
+    for (int32_t rank = 1; rank < n; rank++)
+      sum = oproj_num_add(sum, oproj_bf16_to_f32(parts[rank * count + i]));
+    out[i] = oproj_bf16_from_f32(sum);
+  }
+  return OPROJ_OK;
+}
+
+static oproj_status ref_make_nan(oproj_kernels *k, uint16_t *values, int64_t count, void *stream) {
+  (void)k;
+  (void)stream;
+  for (int64_t i = 0; i < count; i++) values[i] = OPROJ_BF16_NAN;
+  return OPROJ_OK;
+}
+
 static int32_t ref_capability(const oproj_kernels *k) {
   (void)k;
   return 0;
@@ -319,5 +339,9 @@ const oproj_kernels_ops oproj_kernels_ref = {
     .buffer_destroy = ref_buffer_destroy,
     .buffer_write = ref_buffer_copy,
     .buffer_read = ref_buffer_copy,
+    .host_create = ref_buffer_create,
+    .host_destroy = ref_buffer_destroy,
+    .sum_ranks = ref_sum_ranks,
+    .make_nan = ref_make_nan,
     .capability = ref_capability,
 };

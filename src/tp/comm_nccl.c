@@ -1,0 +1,421 @@
+/* comm_nccl.c - one GPU per rank, sums in device memory through NCCL.
+ *
+ * Control messages go through a comm_mpi of the same ranks.  The sum in rank order, where NCCL's
+ * own order is not ours:
+ *
+ *   few bytes   all-gather the partials, every rank adds them all: one exchange, n times the bytes
+ *   many bytes  every element has one owner: exchange, add, and (REDUCE_ALL) all-gather the sums
+ *
+ * Both add in f32 from rank 0 on and round once, so both give the same bits on every rank.
+ *
+ * Blocking calls of NCCL only enqueue once a communicator is there; a non-blocking communicator
+ * would start a thread for each.  Only its birth can wait for a lost peer, so that alone runs on a
+ * thread of its own, with a deadline. */
+#include <errno.h>
+#include <nccl.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/checked.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "oproj/cuda.h"
+#include "tp/comm.h"
+
+enum {
+  DEADLINE_SECONDS = 60,
+  GATHER_BYTES = 512 << 10, /* of one rank: up to here the exchange is bound by latency */
+  PAGE = NCCL_WIN_REQUIRED_ALIGNMENT
+};
+
+typedef struct comm_nccl {
+  oproj_comm head;
+  oproj_comm *mpi; /* the same ranks */
+  ncclComm_t nccl;
+  bool owned;
+} comm_nccl;
+
+typedef struct nccl_end {
+  oproj_comm_end head;
+  const oproj_kernels_ops *ops;
+  oproj_kernels *kernels;
+  int32_t hidden;
+  void *memory;        /* partial, then gathered */
+  ncclWindow_t window; /* over memory; NULL where NCCL offers none */
+  uint16_t *gathered;  /* other ranks' partials */
+} nccl_end;
+
+static comm_nccl *nccl_of(oproj_comm *comm) {
+  return (comm_nccl *)comm;
+}
+
+/* The one border where an NCCL error becomes an oproj_status. */
+static oproj_status nccl_fail(ncclComm_t nccl, ncclResult_t result, const char *call) {
+  const char *detail = ncclGetLastError(nccl);
+  return oproj_fail(OPROJ_ERR_COMM, "%s: %s%s%s", call, ncclGetErrorString(result),
+                    detail && *detail ? ": " : "", detail ? detail : "");
+}
+
+#define NCCL_TRY(nccl, call)                                                        \
+  do {                                                                              \
+    ncclResult_t nccl_result_ = (call);                                             \
+    if (nccl_result_ != ncclSuccess) return nccl_fail((nccl), nccl_result_, #call); \
+  } while (0)
+
+/* ---- control messages ---------------------------------------------------------------------- */
+
+static oproj_status nccl_broadcast(oproj_comm *comm, int32_t root, void *data, size_t bytes) {
+  oproj_comm *mpi = nccl_of(comm)->mpi;
+  return mpi->ops->broadcast(mpi, root, data, bytes);
+}
+
+static oproj_status nccl_min_i32(oproj_comm *comm, int32_t mine, int32_t *out) {
+  oproj_comm *mpi = nccl_of(comm)->mpi;
+  return mpi->ops->min_i32(mpi, mine, out);
+}
+
+static oproj_status nccl_reduce(oproj_comm *comm, oproj_reduce mode, int32_t tokens, int32_t hidden,
+                                const uint16_t *partial, uint16_t *y) {
+  oproj_comm *mpi = nccl_of(comm)->mpi;
+  return mpi->ops->reduce(mpi, mode, tokens, hidden, partial, y);
+}
+
+/* ---- the sums ------------------------------------------------------------------------------ */
+
+/* Where rank's elements begin; those of rank `size` would begin at the end. */
+static int64_t owned_begin(oproj_reduce mode, int32_t tokens, int32_t hidden, int32_t size,
+                           int32_t rank) {
+  int32_t begin, end;
+  if (mode == OPROJ_REDUCE_ALL) return (int64_t)tokens * hidden * rank / size;
+  oproj_plan_rows(tokens, size, rank, &begin, &end);
+  return (int64_t)begin * hidden;
+}
+
+static oproj_status gather_and_sum(comm_nccl *c, nccl_end *e, int64_t elements,
+                                   const uint16_t *partial, uint16_t *y, void *stream) {
+  NCCL_TRY(c->nccl,
+           ncclAllGather(partial, e->gathered, (size_t)elements, ncclBfloat16, c->nccl, stream));
+  return e->ops->sum_ranks(e->kernels, e->gathered, c->head.size, elements, y, stream);
+}
+
+/* gathered[r] = rank r's partial of this rank's elements. */
+static ncclResult_t exchange(comm_nccl *c, nccl_end *e, oproj_reduce mode, int32_t tokens,
+                             const uint16_t *partial, void *stream) {
+  int32_t size = c->head.size, rank = c->head.rank;
+  int64_t mine = owned_begin(mode, tokens, e->hidden, size, rank + 1) -
+                 owned_begin(mode, tokens, e->hidden, size, rank);
+  ncclResult_t result = ncclGroupStart();
+  if (result != ncclSuccess) return result;
+  for (int32_t r = 0; r < size && result == ncclSuccess; r++) {
+    int64_t begin = owned_begin(mode, tokens, e->hidden, size, r);
+    int64_t theirs = owned_begin(mode, tokens, e->hidden, size, r + 1) - begin;
+    if (theirs > 0)
+      result = ncclSend(partial + begin, (size_t)theirs, ncclBfloat16, r, c->nccl, stream);
+    if (mine > 0 && result == ncclSuccess)
+      result = ncclRecv(e->gathered + r * mine, (size_t)mine, ncclBfloat16, r, c->nccl, stream);
+  }
+  ncclResult_t end = ncclGroupEnd();
+  return result == ncclSuccess ? end : result;
+}
+
+/* Every rank's owned elements of y, to all. */
+static ncclResult_t spread(comm_nccl *c, nccl_end *e, int32_t tokens, uint16_t *y, void *stream) {
+  int32_t size = c->head.size;
+  int64_t elements = (int64_t)tokens * e->hidden;
+  if (elements % size == 0)
+    return ncclAllGather(y + elements / size * c->head.rank, y, (size_t)(elements / size),
+                         ncclBfloat16, c->nccl, stream);
+  ncclResult_t result = ncclGroupStart();
+  if (result != ncclSuccess) return result;
+  for (int32_t r = 0; r < size && result == ncclSuccess; r++) {
+    int64_t begin = owned_begin(OPROJ_REDUCE_ALL, tokens, e->hidden, size, r);
+    int64_t end = owned_begin(OPROJ_REDUCE_ALL, tokens, e->hidden, size, r + 1);
+    if (end > begin)
+      result = ncclBroadcast(y + begin, y + begin, (size_t)(end - begin), ncclBfloat16, r, c->nccl,
+                             stream);
+  }
+  ncclResult_t end = ncclGroupEnd();
+  return result == ncclSuccess ? end : result;
+}
+
+static oproj_status sum_by_owners(comm_nccl *c, nccl_end *e, oproj_reduce mode, int32_t tokens,
+                                  const uint16_t *partial, uint16_t *y, void *stream) {
+  int32_t size = c->head.size, rank = c->head.rank;
+  int64_t begin = owned_begin(mode, tokens, e->hidden, size, rank);
+  int64_t mine = owned_begin(mode, tokens, e->hidden, size, rank + 1) - begin;
+  uint16_t *owned = mode == OPROJ_REDUCE_ALL ? y + begin : y;
+  NCCL_TRY(c->nccl, exchange(c, e, mode, tokens, partial, stream));
+  if (mine > 0) TRY(e->ops->sum_ranks(e->kernels, e->gathered, size, mine, owned, stream));
+  if (mode == OPROJ_REDUCE_ALL) NCCL_TRY(c->nccl, spread(c, e, tokens, y, stream));
+  return OPROJ_OK;
+}
+
+static oproj_status nccl_reduce_device(oproj_comm *comm, oproj_comm_end *end, oproj_reduce mode,
+                                       int32_t tokens, const uint16_t *partial, uint16_t *y,
+                                       void *stream) {
+  comm_nccl *c = nccl_of(comm);
+  nccl_end *e = (nccl_end *)end;
+  int64_t elements = (int64_t)tokens * e->hidden;
+  if (mode == OPROJ_REDUCE_VENDOR) {
+    NCCL_TRY(c->nccl,
+             ncclAllReduce(partial, y, (size_t)elements, ncclBfloat16, ncclSum, c->nccl, stream));
+    return OPROJ_OK;
+  }
+  if (mode == OPROJ_REDUCE_ALL && elements * 2 <= GATHER_BYTES)
+    return gather_and_sum(c, e, elements, partial, y, stream);
+  return sum_by_owners(c, e, mode, tokens, partial, y, stream);
+}
+
+/* ---- a context's end ----------------------------------------------------------------------- */
+
+static void nccl_detach(oproj_comm *comm, oproj_comm_end *end) {
+  nccl_end *e = (nccl_end *)end;
+  if (e->window) ncclCommWindowDeregister(nccl_of(comm)->nccl, e->window);
+  if (e->memory) ncclMemFree(e->memory);
+  free(e);
+}
+
+/* Both ways of gathering fit: all partials of few tokens, or the longest owned range from every
+ * rank (of rows, which are dealt whole, at most one row more than an even share). */
+static size_t gathered_elements(const oproj_comm_site *site, int32_t size) {
+  int64_t all = (int64_t)site->max_tokens * site->hidden;
+  int64_t few = all < GATHER_BYTES / 2 ? all : GATHER_BYTES / 2;
+  int64_t owned = all + (int64_t)size * site->hidden;
+  return (size_t)(few * size > owned ? few * size : owned);
+}
+
+static oproj_status allocate_end(const oproj_comm_site *site, int32_t size, nccl_end **out,
+                                 size_t *bytes) {
+  nccl_end *e = calloc(1, sizeof *e);
+  REQUIRE(e, OPROJ_ERR_NOMEM, "no memory for a communicator's buffers");
+  *out = e;
+  e->ops = site->ops;
+  e->kernels = site->kernels;
+  e->hidden = site->hidden;
+  size_t partial = (size_t)site->max_tokens * (size_t)site->hidden * sizeof(uint16_t);
+  partial = (partial + PAGE - 1) / PAGE * PAGE;
+  *bytes = partial + gathered_elements(site, size) * sizeof(uint16_t);
+  *bytes = (*bytes + PAGE - 1) / PAGE * PAGE;
+  ncclResult_t result = ncclMemAlloc(&e->memory, *bytes);
+  REQUIRE(result == ncclSuccess, OPROJ_ERR_NOMEM, "ncclMemAlloc of %zu bytes: %s", *bytes,
+          ncclGetErrorString(result));
+  e->head.partial = e->memory;
+  e->gathered = (uint16_t *)((char *)e->memory + partial);
+  return OPROJ_OK;
+}
+
+/* Success without a window means that this machine or driver offers none. */
+static oproj_status register_window(comm_nccl *c, nccl_end *e, size_t bytes) {
+  NCCL_TRY(c->nccl,
+           ncclCommWindowRegister(c->nccl, e->memory, bytes, &e->window, NCCL_WIN_COLL_SYMMETRIC));
+  oproj_base_log(OPROJ_LOG_INFO, "NCCL buffers of %zu bytes, %s", bytes,
+                 e->window ? "in a symmetric window" : "without a symmetric window");
+  return OPROJ_OK;
+}
+
+static oproj_status nccl_attach(oproj_comm *comm, const oproj_comm_site *site,
+                                oproj_comm_end **out) {
+  comm_nccl *c = nccl_of(comm);
+  nccl_end *e = NULL;
+  size_t bytes = 0;
+  oproj_status status = oproj_comm_agree(comm, allocate_end(site, comm->size, &e, &bytes));
+  if (status == OPROJ_OK) status = oproj_comm_agree(comm, register_window(c, e, bytes));
+  if (status != OPROJ_OK) {
+    if (e) nccl_detach(comm, &e->head);
+    return status;
+  }
+  *out = &e->head;
+  return OPROJ_OK;
+}
+
+/* ---- which GPU ----------------------------------------------------------------------------- */
+
+/* Where a rank sits. */
+typedef struct seat {
+  int32_t host;
+  char bus_id[32];
+  char name[128];
+} seat;
+
+/* NCCL refuses two ranks on one GPU too, but only after they have met, and in other words. */
+static oproj_status refuse_sharing(oproj_comm *mpi, const seat *mine) {
+  seat *seats = calloc((size_t)mpi->size, sizeof *seats);
+  oproj_status status =
+      seats ? OPROJ_OK : oproj_fail(OPROJ_ERR_NOMEM, "no memory for %d ranks", mpi->size);
+  TRY_GOTO(oproj_comm_agree(mpi, status), status, out);
+  seats[mpi->rank] = *mine;
+  for (int32_t r = 0; r < mpi->size; r++)
+    TRY_GOTO(mpi->ops->broadcast(mpi, r, &seats[r], sizeof seats[r]), status, out);
+  for (int32_t b = 1; b < mpi->size; b++) {
+    for (int32_t a = 0; a < b; a++) {
+      bool same = seats[a].host == seats[b].host && strcmp(seats[a].bus_id, seats[b].bus_id) == 0;
+      REQUIRE_GOTO(!same, status, out, OPROJ_ERR_UNSUPPORTED,
+                   "ranks %d and %d share one GPU (%s, PCI %s); NCCL needs one for each rank", a, b,
+                   seats[a].name, seats[a].bus_id);
+    }
+  }
+out:
+  free(seats);
+  return status;
+}
+
+static oproj_status take_seat(const oproj_comm *mpi, int32_t device, seat *out) {
+  oproj_kernels_device found;
+  REQUIRE(oproj_kernels_cuda_count() > 0, OPROJ_ERR_UNSUPPORTED, "this rank sees no CUDA device");
+  TRY(oproj_kernels_cuda_device(device, &found));
+  TRY(oproj_kernels_cuda_use(device));
+  *out = (seat){.host = mpi->host};
+  memcpy(out->bus_id, found.bus_id, sizeof out->bus_id);
+  memcpy(out->name, found.name, sizeof out->name);
+  return OPROJ_OK;
+}
+
+/* ---- birth --------------------------------------------------------------------------------- */
+
+typedef struct birth {
+  int32_t device, size, rank;
+  ncclUniqueId id;
+  ncclComm_t nccl;
+  ncclResult_t result;
+} birth;
+
+static void *give_birth(void *argument) {
+  birth *b = argument;
+  b->result = ncclUnhandledCudaError;
+  if (oproj_kernels_cuda_use(b->device) == OPROJ_OK)
+    b->result = ncclCommInitRank(&b->nccl, b->size, b->id, b->rank);
+  return NULL;
+}
+
+/* The ranks meet here.  After the deadline the thread and what it waits with are left behind: NCCL
+ * may still be using them. */
+static oproj_status meet(comm_nccl *c, const ncclUniqueId *id) {
+  birth *b = calloc(1, sizeof *b);
+  REQUIRE(b, OPROJ_ERR_NOMEM, "no memory for a communicator");
+  *b = (birth){.device = c->head.device, .size = c->head.size, .rank = c->head.rank, .id = *id};
+  pthread_t thread;
+  int error = pthread_create(&thread, NULL, give_birth, b);
+  if (error != 0) {
+    free(b);
+    return oproj_fail(OPROJ_ERR_COMM, "no thread to start NCCL on: %s", strerror(error));
+  }
+  struct timespec deadline;
+  clock_gettime(CLOCK_REALTIME, &deadline);
+  deadline.tv_sec += DEADLINE_SECONDS;
+  if (pthread_timedjoin_np(thread, NULL, &deadline) != 0) {
+    pthread_detach(thread);
+    return oproj_fail(OPROJ_ERR_COMM, "NCCL did not bring %d ranks together within %d s",
+                      c->head.size, DEADLINE_SECONDS);
+  }
+  ncclResult_t result = b->result;
+  c->nccl = b->nccl;
+  free(b);
+  if (result == ncclSuccess) return OPROJ_OK;
+  c->nccl = NULL;
+  return nccl_fail(NULL, result, "ncclCommInitRank");
+}
+
+static oproj_status draw_id(const oproj_comm *mpi, ncclUniqueId *id) {
+  if (mpi->rank == 0) NCCL_TRY(NULL, ncclGetUniqueId(id));
+  return OPROJ_OK;
+}
+
+static oproj_status initialise(comm_nccl *c, int32_t device) {
+  oproj_comm *mpi = c->mpi;
+  seat mine = {0};
+  ncclUniqueId id = {0};
+  c->head.device = device == -1 ? oproj_comm_device(mpi) : device;
+  TRY(oproj_comm_agree(mpi, take_seat(mpi, c->head.device, &mine)));
+  TRY(refuse_sharing(mpi, &mine));
+  TRY(oproj_comm_agree(mpi, draw_id(mpi, &id)));
+  TRY(mpi->ops->broadcast(mpi, 0, &id, sizeof id));
+  c->owned = true;
+  return oproj_comm_agree(mpi, meet(c, &id));
+}
+
+/* Its own rank, size and device must be what MPI says of this rank. */
+static oproj_status check_adopted(comm_nccl *c) {
+  int rank, size, device;
+  REQUIRE(c->nccl, OPROJ_ERR_INVALID, "nccl must not be NULL");
+  NCCL_TRY(c->nccl, ncclCommUserRank(c->nccl, &rank));
+  NCCL_TRY(c->nccl, ncclCommCount(c->nccl, &size));
+  NCCL_TRY(c->nccl, ncclCommCuDevice(c->nccl, &device));
+  REQUIRE(rank == c->head.rank && size == c->head.size, OPROJ_ERR_INVALID,
+          "rank %d of %d in NCCL is rank %d of %d in MPI", rank, size, c->head.rank, c->head.size);
+  c->head.device = device;
+  return oproj_kernels_cuda_use(device);
+}
+
+/* ---- life ---------------------------------------------------------------------------------- */
+
+static void nccl_destroy(oproj_comm *comm) {
+  comm_nccl *c = nccl_of(comm);
+  if (c->owned && c->nccl) ncclCommDestroy(c->nccl);
+  oproj_comm_destroy(c->mpi);
+  free(c);
+}
+
+static const oproj_comm_ops nccl_ops = {
+    .name = "nccl",
+    .broadcast = nccl_broadcast,
+    .min_i32 = nccl_min_i32,
+    .reduce = nccl_reduce,
+    .attach = nccl_attach,
+    .detach = nccl_detach,
+    .reduce_device = nccl_reduce_device,
+    .destroy = nccl_destroy,
+};
+
+/* The part that both kinds of birth share: everything but the ncclComm_t and the device. */
+static oproj_status begin(comm_nccl **out, MPI_Comm mpi) {
+  oproj_comm *control;
+  TRY(oproj_comm_mpi(&control, mpi));
+  comm_nccl *c = calloc(1, sizeof *c);
+  oproj_status status = c ? OPROJ_OK : oproj_fail(OPROJ_ERR_NOMEM, "no memory for a communicator");
+  status = oproj_comm_agree(control, status);
+  if (status != OPROJ_OK) {
+    free(c);
+    oproj_comm_destroy(control);
+    return status;
+  }
+  c->head = *control;
+  c->head.ops = &nccl_ops;
+  c->mpi = control;
+  *out = c;
+  return OPROJ_OK;
+}
+
+static oproj_status finish(oproj_comm **out, comm_nccl *c, oproj_status status) {
+  if (status != OPROJ_OK) {
+    nccl_destroy(&c->head);
+    return status;
+  }
+  *out = &c->head;
+  return OPROJ_OK;
+}
+
+oproj_status oproj_comm_nccl(oproj_comm **out, MPI_Comm mpi, int32_t device) {
+  REQUIRE(out, OPROJ_ERR_INVALID, "out must not be NULL");
+  comm_nccl *c;
+  TRY(begin(&c, mpi));
+  return finish(out, c, initialise(c, device));
+}
+
+oproj_status oproj_comm_nccl_adopt(oproj_comm **out, MPI_Comm mpi, struct ncclComm *nccl) {
+  REQUIRE(out, OPROJ_ERR_INVALID, "out must not be NULL");
+  comm_nccl *c;
+  TRY(begin(&c, mpi));
+  c->nccl = nccl;
+  return finish(out, c, oproj_comm_agree(c->mpi, check_adopted(c)));
+}
+
+const char *oproj_comm_nccl_version(char *text, size_t bytes) {
+  int version = 0;
+  if (ncclGetVersion(&version) != ncclSuccess) version = 0;
+  snprintf(text, bytes, "NCCL %d.%d.%d", version / 10000, version / 100 % 100, version % 100);
+  return text;
+}

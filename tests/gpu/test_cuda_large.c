@@ -1,0 +1,254 @@
+/* test_cuda_large.c - large batches on shapes that cuBLASLt serves, around its first token
+ * count and beside its multiples of four: against ref and double precision, with the bytes behind
+ * the result, CUDA graphs and input that is not finite.  Other GPUs run the same tests on what they
+ * have. */
+#include <cuda_runtime_api.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "gpu/cuda_rig.h"
+#include "kernels/cuda/cublaslt.h"
+#include "support/expect.h"
+
+enum { MOST_TOKENS = 1027, BF16_NAN = 0x7FC0 };
+
+static const int32_t large_counts[] = {191, 192, 193, 255, 500, MOST_TOKENS};
+enum { LARGE_COUNTS = sizeof large_counts / sizeof large_counts[0] };
+
+static const oproj_kernels_out own_out;
+
+static rig large_rig(int32_t groups) {
+  return rig_open(512, 4, 512, groups, 256, 128, MOST_TOKENS);
+}
+
+/* partial of one call, in host memory; reading it checks what lies behind its last row. */
+static uint16_t *forward(const rig *r, const layer *l, const oproj_io *io) {
+  device_buffer partial = device_make(r, (size_t)io->tokens * (size_t)r->config.dims.hidden * 2);
+  EXPECT_OK(r->ops->forward(l->cuda, io, &own_out, partial.at, NULL));
+  uint16_t *values = device_read(r, &partial);
+  device_free(r, &partial);
+  return values;
+}
+
+/* ---- which calls it serves ----------------------------------------------------------------- */
+
+/* On SM90 any weight scales, on SM100 and SM103 powers of two. */
+START_TEST(cublaslt_serves_large_batches) {
+  rig r = large_rig(2);
+  layer l = layer_open(&r, OPROJ_DTYPE_E4M3, _i ? DATA_EXACT : DATA_RANDOM, 40);
+  int32_t capability = r.ops->capability(r.cuda);
+  int sm90 = capability == 90, sm100 = capability == 100 || capability == 103;
+  ck_assert_int_eq(r.cuda->lt != NULL, sm90 || sm100);
+  for (int i = 0; i < LARGE_COUNTS; i++) {
+    oproj_quant x = r.cuda->work.xq, z = r.cuda->work.zq;
+    x.layout = z.layout = OPROJ_SCALE_F32;
+    x.tokens = z.tokens = large_counts[i];
+    x.groups = r.config.groups;
+    int wanted = (sm90 || (sm100 && _i)) && large_counts[i] >= CUDA_LT_TOKENS;
+    ck_assert_int_eq(cuda_lt_takes_groups(l.cuda, &x, r.cuda->work.z), wanted);
+    ck_assert_int_eq(cuda_lt_takes_out(l.cuda, &z, r.cuda->work.x), wanted);
+    /* A caller's buffer has no slack. */
+    wanted = wanted && large_counts[i] % CUDA_LT_MULTIPLE == 0;
+    ck_assert_int_eq(cuda_lt_takes_groups(l.cuda, &x, r.cuda->work.x), wanted);
+  }
+  layer_close(&r, &l);
+  rig_close(&r);
+}
+END_TEST
+
+/* ---- values -------------------------------------------------------------------------------- */
+
+START_TEST(exact_data_is_bit_equal) {
+  rig r = large_rig(_i ? 4 : 2);
+  layer l = layer_open(&r, OPROJ_DTYPE_E4M3, DATA_EXACT, 42);
+  for (int i = 0; i < LARGE_COUNTS; i++) {
+    input in = input_open(&r, large_counts[i], 0, OPROJ_POSITION_I64, DATA_EXACT);
+    size_t count = (size_t)large_counts[i] * (size_t)r.config.dims.hidden;
+    uint16_t *wanted = malloc(count * sizeof *wanted);
+    EXPECT_OK(oproj_kernels_ref.forward(l.ref, &in.host, &own_out, wanted, NULL));
+    uint16_t *found = forward(&r, &l, &in.device);
+    expect_same("exact partial", found, wanted, count);
+    free(found);
+    free(wanted);
+    input_close(&r, &in);
+  }
+  layer_close(&r, &l);
+  rig_close(&r);
+}
+END_TEST
+
+/* Takes the quantised z of a call home. */
+typedef struct witness {
+  const rig *r;
+  quant *zq;
+} witness;
+
+static oproj_status take_z(void *user, const oproj_quant *z, uint16_t *partial, void *stream) {
+  const witness *w = user;
+  (void)partial;
+  EXPECT_OK(
+      w->r->ops->buffer_read(w->r->cuda, w->zq->host.codes, z->codes, w->zq->code_bytes, stream));
+  return w->r->ops->buffer_read(w->r->cuda, w->zq->host.scales, z->scales, w->zq->scale_bytes,
+                                stream);
+}
+
+/* e4m3 has 3 bits behind the point: rounding to it costs about 2.6 %. */
+static void expect_rounded(const char *what, const double *found, const double *wanted,
+                           size_t count) {
+  double error = 0.0, norm = 0.0;
+  for (size_t i = 0; i < count; i++) {
+    error += (found[i] - wanted[i]) * (found[i] - wanted[i]);
+    norm += wanted[i] * wanted[i];
+  }
+  double relative = sqrt(error / norm);
+  ck_assert_msg(relative <= 4e-2, "%s: relative error %g over %zu values", what, relative, count);
+}
+
+static void check_random(const rig *r, const layer *l, int32_t tokens) {
+  int32_t block = r->config.dims.quant_block;
+  size_t rows = (size_t)tokens, z_count = rows * (size_t)r->z_cols;
+  input in = input_open(r, tokens, 8, OPROJ_POSITION_I32, DATA_RANDOM);
+  quant xq = quant_open(r, OPROJ_SCALE_F32, r->config.groups, tokens, r->group_cols);
+  quant zq = quant_open(r, OPROJ_SCALE_F32, 1, tokens, r->z_cols);
+  witness w = {r, &zq};
+  oproj_kernels_out out = {take_z, &w, OPROJ_SCALE_F32};
+
+  EXPECT_OK(oproj_kernels_ref.input_quantize(r->ref, &in.host, &xq.host, NULL));
+  EXPECT_OK(r->ops->forward(l->cuda, &in.device, &out, NULL, NULL));
+  double *x = quant_in_double(&xq.host, block), *z = quant_in_double(&zq.host, block);
+  double *wanted_z = product_in_double(&l->wo_a, r->config.groups, tokens, x);
+  expect_rounded("z", z, wanted_z, z_count);
+
+  uint16_t *partial = forward(r, l, &in.device);
+  double *wanted_partial = product_in_double(&l->wo_b, 1, tokens, z);
+  expect_close("partial", partial, wanted_partial, rows * (size_t)r->config.dims.hidden);
+
+  quant_push(r, &xq);
+  device_buffer z_device = device_make(r, z_count * sizeof(uint16_t));
+  EXPECT_OK(r->ops->group_project(l->cuda, &xq.device, z_device.at, NULL));
+  uint16_t *z_alone = device_read(r, &z_device);
+  expect_close("z of the stage alone", z_alone, wanted_z, z_count);
+
+  device_free(r, &z_device);
+  free(z_alone);
+  free(partial);
+  free(wanted_partial);
+  free(wanted_z);
+  free(x);
+  free(z);
+  quant_close(r, &zq);
+  quant_close(r, &xq);
+  input_close(r, &in);
+}
+
+START_TEST(products_match_double) {
+  rig r = large_rig(2);
+  layer l = layer_open(&r, OPROJ_DTYPE_E4M3, DATA_RANDOM, 44);
+  for (int i = 0; i < LARGE_COUNTS; i++) check_random(&r, &l, large_counts[i]);
+  layer_close(&r, &l);
+  rig_close(&r);
+}
+END_TEST
+
+/* Contexts time their algorithms; whichever each of them keeps, sums have one order. */
+START_TEST(contexts_agree_bit_by_bit) {
+  enum { CONTEXTS = 3, TOKENS = 500 };
+  uint16_t *first = NULL;
+  for (int i = 0; i < CONTEXTS; i++) {
+    rig r = large_rig(2);
+    layer l = layer_open(&r, OPROJ_DTYPE_E4M3, DATA_RANDOM, 46);
+    input in = input_open(&r, TOKENS, 0, OPROJ_POSITION_I64, DATA_RANDOM);
+    uint16_t *found = forward(&r, &l, &in.device);
+    if (first) {
+      expect_same("partial", found, first, TOKENS * (size_t)r.config.dims.hidden);
+      free(found);
+    } else {
+      first = found;
+    }
+    input_close(&r, &in);
+    layer_close(&r, &l);
+    rig_close(&r);
+  }
+  free(first);
+}
+END_TEST
+
+/* ---- input that is not finite -------------------------------------------------------------- */
+
+/* Token 0 of the second group is what the padding of the first one reads. */
+START_TEST(nan_stays_in_its_token) {
+  rig r = large_rig(2);
+  layer l = layer_open(&r, OPROJ_DTYPE_E4M3, DATA_RANDOM, 48);
+  size_t hidden = (size_t)r.config.dims.hidden;
+  for (int i = 0; i < LARGE_COUNTS; i++) {
+    int32_t tokens = large_counts[i], bad[] = {0, 3, tokens - 1};
+    input in = input_open(&r, tokens, 0, OPROJ_POSITION_I64, DATA_RANDOM);
+    uint16_t *clean = forward(&r, &l, &in.device);
+    for (int j = 0; j < 3; j++) {
+      *input_at(&in, bad[j], r.heads - 1 - j, 500) = j ? 0x7FC0u : 0xFF80u;
+      for (size_t c = 0; c < hidden; c++) clean[(size_t)bad[j] * hidden + c] = BF16_NAN;
+    }
+    input_push(&r, &in);
+    uint16_t *found = forward(&r, &l, &in.device);
+    for (size_t c = 0; c < (size_t)tokens * hidden; c++)
+      if ((found[c] & 0x7FFFu) > 0x7F80u) found[c] = BF16_NAN; /* a NaN's payload is free */
+    expect_same("partial", found, clean, (size_t)tokens * hidden);
+    free(clean);
+    free(found);
+    input_close(&r, &in);
+  }
+  layer_close(&r, &l);
+  rig_close(&r);
+}
+END_TEST
+
+/* ---- graphs -------------------------------------------------------------------------------- */
+
+START_TEST(graph_replays_as_eager) {
+  rig r = large_rig(2);
+  int32_t tokens = large_counts[_i];
+  size_t count = (size_t)tokens * (size_t)r.config.dims.hidden;
+  layer l = layer_open(&r, OPROJ_DTYPE_E4M3, DATA_RANDOM, 50);
+  input in = input_open(&r, tokens, 0, OPROJ_POSITION_I64, DATA_RANDOM);
+  device_buffer partial = device_make(&r, count * sizeof(uint16_t));
+  cudaStream_t stream;
+  cudaGraph_t graph;
+  cudaGraphExec_t replay;
+
+  /* Captured before anything ran, as an engine may. */
+  ck_assert_int_eq(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  ck_assert_int_eq(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+  EXPECT_OK(r.ops->forward(l.cuda, &in.device, &own_out, partial.at, stream));
+  ck_assert_int_eq(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  ck_assert_int_eq(cudaGraphInstantiate(&replay, graph, 0), cudaSuccess);
+  uint16_t *wanted = forward(&r, &l, &in.device);
+  for (int round = 0; round < 3; round++) {
+    ck_assert_int_eq(cudaGraphLaunch(replay, stream), cudaSuccess);
+    ck_assert_int_eq(cudaStreamSynchronize(stream), cudaSuccess);
+    uint16_t *found = device_read(&r, &partial);
+    expect_same("replayed partial", found, wanted, count);
+    free(found);
+  }
+  ck_assert_int_eq(cudaGraphExecDestroy(replay), cudaSuccess);
+  ck_assert_int_eq(cudaGraphDestroy(graph), cudaSuccess);
+  ck_assert_int_eq(cudaStreamDestroy(stream), cudaSuccess);
+  free(wanted);
+  device_free(&r, &partial);
+  input_close(&r, &in);
+  layer_close(&r, &l);
+  rig_close(&r);
+}
+END_TEST
+
+int main(void) {
+  Suite *suite = suite_create("cuda_large");
+  TCase *tests = tcase_create("large");
+  tcase_add_loop_test(tests, cublaslt_serves_large_batches, 0, 2);
+  tcase_add_loop_test(tests, exact_data_is_bit_equal, 0, 2);
+  tcase_add_test(tests, products_match_double);
+  tcase_add_test(tests, contexts_agree_bit_by_bit);
+  tcase_add_test(tests, nan_stays_in_its_token);
+  tcase_add_loop_test(tests, graph_replays_as_eager, 0, LARGE_COUNTS);
+  return run_gpu_suite(suite, tests);
+}
