@@ -250,7 +250,7 @@ OPROJ_API oproj_status oproj_layer_replace(oproj_layer *layer, const oproj_matri
 /* A low-rank addition to WO_A, one per group and never across groups:
  *   z_j += (x_j . A_j^T) . B_j^T,  x the bf16 inverse-rotated input.
  * Both products are accumulated in f32 and added before z is rounded to bf16; the base projection
- * keeps its quantised input, so a zero adapter changes no bit. */
+ * keeps its quantised input, so on one path (oproj_path_choose) a zero adapter changes no bit. */
 typedef struct oproj_adapter {
   int32_t rank;      /* 1 <= rank <= 1024 */
   const uint16_t *a; /* host bf16 [groups held, rank, hpg*head_dim] */
@@ -297,10 +297,9 @@ OPROJ_API oproj_status oproj_layer_set_out(oproj_layer *layer, oproj_out_fn fn, 
 
 typedef enum oproj_position_type { OPROJ_POSITION_I64, OPROJ_POSITION_I32 } oproj_position_type;
 
-enum {
-  OPROJ_EARLY_TRIGGER = 1
-}; /* the last kernel lets its successor on the stream start loading
-                                     weights before y is complete; ignored where nothing gains */
+/* A flag of oproj_io: the last kernel lets its successor on the stream start loading weights before
+ * y is complete.  Ignored where nothing gains. */
+enum { OPROJ_EARLY_TRIGGER = 1 };
 
 /* What one call reads and writes.  Zero-initialise, then fill. */
 typedef struct oproj_io {

@@ -119,16 +119,32 @@ static oproj_status show_shares(const oproj_checkpoint *checkpoint, int32_t tp, 
   return OPROJ_OK;
 }
 
+/* Scales as the ranks will read them: a split set holds each rank's apart. */
+static oproj_status check_scales(const oproj_checkpoint *checkpoint) {
+  const oproj_model *m = oproj_checkpoint_model(checkpoint);
+  int32_t made_for = oproj_checkpoint_split_size(checkpoint), size = made_for > 0 ? made_for : 1;
+  oproj_status status = OPROJ_OK;
+  for (int32_t rank = 0; rank < size && status == OPROJ_OK; rank++) {
+    oproj_shard shard;
+    status =
+        oproj_plan_shard(&m->dims, oproj_checkpoint_split_kind(checkpoint), size, rank, &shard);
+    for (int32_t i = 0; i < m->layers + m->draft_layers && status == OPROJ_OK; i++)
+      status = oproj_checkpoint_check_scales(checkpoint, i, &shard);
+  }
+  return status;
+}
+
 static oproj_status inspect(const inspect_args *args, const oproj_checkpoint *checkpoint,
                             json_t *result) {
   oproj_split split = args->uneven ? OPROJ_SPLIT_UNEVEN : OPROJ_SPLIT_EVEN;
   int32_t made_for = oproj_checkpoint_split_size(checkpoint);
   int32_t tp = args->tp != NO_TP ? (int32_t)args->tp : made_for > 0 ? made_for : 1;
   if (made_for > 0) split = oproj_checkpoint_split_kind(checkpoint);
-  /* A plan that is refused is refused before anything is shown. */
+  /* What is refused is refused before anything is shown. */
   oproj_shard first;
   oproj_status status =
       oproj_plan_shard(&oproj_checkpoint_model(checkpoint)->dims, split, tp, 0, &first);
+  if (status == OPROJ_OK) status = check_scales(checkpoint);
   if (status != OPROJ_OK) return status;
   show_model(oproj_checkpoint_model(checkpoint), result);
   if (made_for > 0) printf("split       for %d ranks\n", made_for);

@@ -16,6 +16,7 @@
 #include "run_args.h"
 #include "run_check.h"
 #include "run_input.h"
+#include "run_memory.h"
 #include "target.h"
 
 /* ---- one run -------------------------------------------------------------------------------- */
@@ -68,7 +69,20 @@ static oproj_status check_targets(const run *r) {
   return status;
 }
 
-/* What can be refused from the checkpoint's headers alone. */
+/* Headers of all chosen layers, then their scales: one that cannot be used must not be found after
+ * others have run. */
+static oproj_status check_layers(const run *r) {
+  oproj_status status = OPROJ_OK;
+  for (int32_t i = r->args->layer_begin; i < last_layer(r) && status == OPROJ_OK; i++) {
+    oproj_layer_info info;
+    status = oproj_checkpoint_layer(r->checkpoint, i, &info);
+  }
+  for (int32_t i = r->args->layer_begin; i < last_layer(r) && status == OPROJ_OK; i++)
+    status = oproj_checkpoint_check_scales(r->checkpoint, i, &r->shard);
+  return status;
+}
+
+/* What can be refused from the checkpoint's headers and scales, without its weights. */
 static oproj_status check_plan(run *r) {
   int32_t layers = r->model->layers + r->model->draft_layers;
   int32_t made_for = oproj_checkpoint_split_size(r->checkpoint);
@@ -80,14 +94,9 @@ static oproj_status check_plan(run *r) {
     return oproj_fail(OPROJ_ERR_SHAPE, "%s was split for %d ranks; %d are running", r->args->dir,
                       made_for, r->job->size);
   if (last_layer(r) > layers)
-    return oproj_fail(OPROJ_ERR_INVALID, "layers end at %d; the checkpoint has %d", last_layer(r),
-                      layers);
-  for (int32_t layer = r->args->layer_begin; layer < last_layer(r); layer++) {
-    oproj_layer_info info;
-    status = oproj_checkpoint_layer(r->checkpoint, layer, &info);
-    if (status != OPROJ_OK) return status;
-  }
-  return OPROJ_OK;
+    return oproj_fail(OPROJ_ERR_INVALID, "--layers %s: the checkpoint has layers 0 to %d",
+                      r->args->layers, layers - 1);
+  return check_layers(r);
 }
 
 /* COLLECTIVE.  Moves the sums to NCCL where that was asked for, or left open and can be done. */
@@ -106,8 +115,10 @@ static oproj_status choose_comm(run *r) {
 
 static oproj_status load_input(run *r, const oproj_shard *shard, run_input *out) {
   int32_t tokens = r->args->tokens;
-  if (r->args->input) return run_input_read(r->args->input, r->model, shard, tokens, out);
-  return run_input_make(r->model, shard, r->args->seed, tokens < 0 ? 16 : tokens, out);
+  int64_t token_bytes = run_memory_per_token(r->model, r->job->size, r->args->check);
+  if (r->args->input)
+    return run_input_read(r->args->input, r->model, shard, tokens, token_bytes, out);
+  return run_input_make(r->model, shard, r->args->seed, tokens < 0 ? 16 : tokens, token_bytes, out);
 }
 
 static oproj_status open_inputs(run *r) {

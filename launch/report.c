@@ -63,7 +63,7 @@ oproj_status report_stage(report_file *file, const char *path, json_t *result) {
   if (status == OPROJ_OK && !result)
     status = oproj_fail(OPROJ_ERR_NOMEM, "%s: no memory for the result", path);
   if (status == OPROJ_OK &&
-      json_dump_file(result, file->temporary, JSON_INDENT(2) | JSON_REAL_PRECISION(6)) != 0)
+      json_dump_file(result, file->temporary, JSON_INDENT(2) | JSON_REAL_PRECISION(12)) != 0)
     status = oproj_fail(OPROJ_ERR_IO, "%s: cannot be written: %s", path, strerror(errno));
   json_decref(result);
   if (status != OPROJ_OK) report_drop(file);

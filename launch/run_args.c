@@ -11,7 +11,8 @@ const char *const run_reduces[] = {"all", "scatter", "vendor", "none", NULL};
 static const char *const comms[] = {"auto", "mpi", "nccl", NULL};
 
 /* "all", "a" or "a:b"; NULL: not given. */
-static bool parse_layers(job_state *job, const char *name, const char *text, run_args *out) {
+static bool parse_layers(job_state *job, const char *name, run_args *out) {
+  const char *text = out->layers;
   enum { MOST = 1 << 20 };
   int64_t begin = 0, end = -1;
   if (text && strcmp(text, "all") != 0) {
@@ -30,7 +31,6 @@ static bool parse_layers(job_state *job, const char *name, const char *text, run
 }
 
 bool run_args_parse(job_state *job, int argc, char **argv, run_args *out) {
-  const char *layers = NULL;
   int64_t tokens = -1, seed = 0;
   int reduce = OPROJ_REDUCE_ALL;
   bool uneven = false;
@@ -40,7 +40,7 @@ bool run_args_parse(job_state *job, int argc, char **argv, run_args *out) {
        .number = &tokens, .least = 0, .most = 1 << 20},
       {"layers", "WHICH",
        "all, one number, or a:b for [a, b); draft layers follow the others (default all)",
-       .text = &layers},
+       .text = &out->layers},
       {"input", "F",
        "safetensors with attn_out BF16 [T, heads, head_dim], positions I64 [T] and optionally "
        "cos_sin F32 [rows, rope_dim]",
@@ -66,7 +66,7 @@ bool run_args_parse(job_state *job, int argc, char **argv, run_args *out) {
       "on\nas many ranks as mpirun started, and prints one row per layer.",
       options, "DIR", &out->dir};
   if (!args_parse(job, &command, argc, argv)) return false;
-  if (!parse_layers(job, command.name, layers, out)) return false;
+  if (!parse_layers(job, command.name, out)) return false;
   if (reduce == OPROJ_REDUCE_NONE && (out->output || out->check))
     return args_wrong(job, command.name, "--reduce none leaves no y to write or check");
   out->tokens = (int32_t)tokens;

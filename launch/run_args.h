@@ -9,6 +9,7 @@ enum { RUN_COMM_AUTO = 0, RUN_COMM_MPI = 1, RUN_COMM_NCCL = 2 };
 
 typedef struct run_args {
   const char *dir, *input, *output, *json;
+  const char *layers;             /* as typed; NULL: not given */
   int32_t tokens;                 /* -1: not given */
   int32_t layer_begin, layer_end; /* end -1: the last */
   bool check;

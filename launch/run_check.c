@@ -205,9 +205,9 @@ static void compare_token(const run_check *c, int32_t token, const uint16_t *y, 
   }
 }
 
-/* One rank rounds y to bf16 once and lies within 2.5e-3 of double precision where sums are f32, within
- * 4e-3 where the tensor core's short sums take part.  Several round their partials too, which alone
- * is 2.35e-3 on average. */
+/* One rank rounds y to bf16 once and lies within 2.5e-3 of double precision where sums are f32,
+ * within 4e-3 where the tensor core's short sums take part.  Several round their partials too, and
+ * that alone is 2.35e-3 on average. */
 static double tolerance_of(bool exact_path, int32_t ranks) {
   if (exact_path) return ranks == 1 ? 2.5e-3 : 3e-3;
   return ranks == 1 ? 4e-3 : 4.5e-3;

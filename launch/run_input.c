@@ -83,17 +83,18 @@ static oproj_status check_positions(const char *path, const oproj_model *model,
 }
 
 /* What no memory could hold is refused as input, before anything is allocated for it. */
-static oproj_status check_size(const oproj_model *model, const oproj_shard *shard, int64_t tokens) {
+static oproj_status check_size(const oproj_model *model, int64_t tokens, int64_t token_bytes) {
   const oproj_dims *d = &model->dims;
   if (tokens * d->hidden > INT32_MAX)
     return oproj_fail(OPROJ_ERR_INVALID, "%lld tokens x hidden %d exceed 2^31 - 1",
                       (long long)tokens, d->hidden);
-  int64_t bytes = tokens * (shard->head_end - shard->head_begin) * d->head_dim * 2;
   int64_t memory = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
-  if (memory > 0 && bytes > memory)
+  if (memory > 0 && tokens > memory / token_bytes)
     return oproj_fail(OPROJ_ERR_INVALID,
-                      "attn_out of %lld tokens takes %lld bytes; this machine has %lld",
-                      (long long)tokens, (long long)bytes, (long long)memory);
+                      "%lld tokens take %.1f GB of inputs, workspaces and results on all ranks; "
+                      "this machine has %.1f GB",
+                      (long long)tokens, (double)tokens * (double)token_bytes / 1e9,
+                      (double)memory / 1e9);
   return OPROJ_OK;
 }
 
@@ -183,12 +184,13 @@ static oproj_status read_heads(const oproj_tensors_file *file, const oproj_tenso
 }
 
 static oproj_status read_file(const oproj_tensors_file *file, const oproj_model *model,
-                              const oproj_shard *shard, int32_t tokens, run_input *out) {
+                              const oproj_shard *shard, int32_t tokens, int64_t token_bytes,
+                              run_input *out) {
   const oproj_dims *d = &model->dims;
   const oproj_tensor *attn_out =
       find_tensor(file, "attn_out", "BF16", 3, (int64_t[]){tokens, d->heads, d->head_dim});
   if (!attn_out) return OPROJ_ERR_SHAPE;
-  oproj_status status = check_size(model, shard, attn_out->shape[0]);
+  oproj_status status = check_size(model, attn_out->shape[0], token_bytes);
   if (status != OPROJ_OK) return status;
   out->tokens = (int32_t)attn_out->shape[0];
   status = read_positions(file, out);
@@ -200,11 +202,11 @@ static oproj_status read_file(const oproj_tensors_file *file, const oproj_model 
 }
 
 oproj_status run_input_read(const char *path, const oproj_model *model, const oproj_shard *shard,
-                            int32_t tokens, run_input *out) {
+                            int32_t tokens, int64_t token_bytes, run_input *out) {
   *out = (run_input){0};
   oproj_tensors_file *file = NULL;
   oproj_status status = oproj_tensors_open(&file, path);
-  if (status == OPROJ_OK) status = read_file(file, model, shard, tokens, out);
+  if (status == OPROJ_OK) status = read_file(file, model, shard, tokens, token_bytes, out);
   oproj_tensors_close(file);
   if (status != OPROJ_OK) run_input_free(out);
   return status;
@@ -213,10 +215,10 @@ oproj_status run_input_read(const char *path, const oproj_model *model, const op
 /* ---- made up -------------------------------------------------------------------------------- */
 
 oproj_status run_input_make(const oproj_model *model, const oproj_shard *shard, uint64_t seed,
-                            int32_t tokens, run_input *out) {
+                            int32_t tokens, int64_t token_bytes, run_input *out) {
   const oproj_dims *d = &model->dims;
   *out = (run_input){.tokens = tokens};
-  oproj_status status = check_size(model, shard, tokens);
+  oproj_status status = check_size(model, tokens, token_bytes);
   if (status != OPROJ_OK) return status;
   size_t values =
       (size_t)tokens * (size_t)(shard->head_end - shard->head_begin) * (size_t)d->head_dim;

@@ -18,14 +18,15 @@ typedef struct run_input {
 
 /* Reads attn_out BF16 [T, heads, head_dim], positions I64 or I32 [T] and, if there, cos_sin F32
  * [rows, rope_dim], the table to use instead of the model's.  tokens -1 takes the file's T,
- * anything else must equal it. */
+ * anything else must equal it.  More tokens than this machine's memory holds at token_bytes each
+ * (run_memory.h) are refused (ERR_INVALID) before anything is allocated for them. */
 oproj_status run_input_read(const char *path, const oproj_model *model, const oproj_shard *shard,
-                            int32_t tokens, run_input *out);
+                            int32_t tokens, int64_t token_bytes, run_input *out);
 
 /* Makes up `tokens` tokens at positions 0, 1, 2, ..; all at position 0 for a model made with exact,
  * where the rotation must not round. */
 oproj_status run_input_make(const oproj_model *model, const oproj_shard *shard, uint64_t seed,
-                            int32_t tokens, run_input *out);
+                            int32_t tokens, int64_t token_bytes, run_input *out);
 
 /* The rotary table for these tokens, f32 [*rows, rope_dim] in malloc'ed memory: the file's own as
  * it is, else `rope` with one row per distinct position, since a table up to the largest may be

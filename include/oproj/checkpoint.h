@@ -77,6 +77,12 @@ OPROJ_API oproj_status oproj_checkpoint_read(const oproj_checkpoint *checkpoint,
                                              const oproj_shard *shard, oproj_slices *out);
 OPROJ_API void oproj_slices_free(oproj_slices *slices); /* a zeroed or freed one is allowed */
 
+/* Reads the scales that `shard` holds of a layer, not its weights, and refuses what
+ * oproj_checkpoint_read would refuse of them: cheap enough to ask of all layers before the first is
+ * loaded. */
+OPROJ_API oproj_status oproj_checkpoint_check_scales(const oproj_checkpoint *checkpoint,
+                                                     int32_t layer, const oproj_shard *shard);
+
 /* COLLECTIVE.  oproj_checkpoint_read of this rank's share and oproj_layer_create or _replace. */
 OPROJ_API oproj_status oproj_layer_load(oproj_layer **out, oproj_ctx *ctx,
                                         const oproj_checkpoint *checkpoint, int32_t layer);

@@ -15,7 +15,7 @@ typedef struct oproj_kernels oproj_kernels;                 /* one context's bac
 typedef struct oproj_kernels_weights oproj_kernels_weights; /* one layer's weights on it */
 
 /* From here cuBLASLt's products are faster than our own (H200, bench/baselines). */
-enum { OPROJ_KERNELS_LIBRARY_TOKENS = 192 };
+enum { OPROJ_KERNELS_LIBRARY_TOKENS = 768 };
 
 /* What one rank computes. */
 typedef struct oproj_kernels_config {

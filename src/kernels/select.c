@@ -68,7 +68,7 @@ static const char *why_not_library(const oproj_path_query *q) {
   if (q->wo_a != OPROJ_DTYPE_E4M3 || (q->wo_b != OPROJ_DTYPE_E4M3 && !q->own_out))
     return "a weight is bf16";
   if (q->dims.quant_block != 128) return "cuBLASLt has no blocks of 32 on SM90";
-  if (q->tokens < OPROJ_KERNELS_LIBRARY_TOKENS) return "fewer than 192 tokens";
+  if (q->tokens < OPROJ_KERNELS_LIBRARY_TOKENS) return "fewer than 768 tokens";
   if (q->dims.lora_rank % 128 != 0 || group_cols(&q->dims) % 512 != 0 ||
       q->dims.hidden % 128 != 0 || q->groups * q->dims.lora_rank % 512 != 0)
     return "extents are no multiples of cuBLASLt's blocks";

@@ -29,7 +29,7 @@
 enum {
   DEADLINE_SECONDS = 60,
   GATHER_BYTES = 512 << 10, /* of one rank: up to here the exchange is bound by latency */
-  PAGE = NCCL_WIN_REQUIRED_ALIGNMENT
+  PAGE = 4096               /* keeps both parts of a context's memory aligned for wide loads */
 };
 
 typedef struct comm_nccl {
@@ -44,9 +44,8 @@ typedef struct nccl_end {
   const oproj_kernels_ops *ops;
   oproj_kernels *kernels;
   int32_t hidden;
-  void *memory;        /* partial, then gathered */
-  ncclWindow_t window; /* over memory; NULL where NCCL offers none */
-  uint16_t *gathered;  /* other ranks' partials */
+  void *memory;       /* partial, then gathered */
+  uint16_t *gathered; /* other ranks' partials */
 } nccl_end;
 
 static comm_nccl *nccl_of(oproj_comm *comm) {
@@ -173,9 +172,9 @@ static oproj_status nccl_reduce_device(oproj_comm *comm, oproj_comm_end *end, op
 /* ---- a context's end ----------------------------------------------------------------------- */
 
 static void nccl_detach(oproj_comm *comm, oproj_comm_end *end) {
+  (void)comm;
   nccl_end *e = (nccl_end *)end;
-  if (e->window) ncclCommWindowDeregister(nccl_of(comm)->nccl, e->window);
-  if (e->memory) ncclMemFree(e->memory);
+  if (e->memory) e->ops->buffer_destroy(e->kernels, e->memory);
   free(e);
 }
 
@@ -188,8 +187,7 @@ static size_t gathered_elements(const oproj_comm_site *site, int32_t size) {
   return (size_t)(few * size > owned ? few * size : owned);
 }
 
-static oproj_status allocate_end(const oproj_comm_site *site, int32_t size, nccl_end **out,
-                                 size_t *bytes) {
+static oproj_status allocate_end(const oproj_comm_site *site, int32_t size, nccl_end **out) {
   nccl_end *e = calloc(1, sizeof *e);
   REQUIRE(e, OPROJ_ERR_NOMEM, "no memory for a communicator's buffers");
   *out = e;
@@ -198,32 +196,31 @@ static oproj_status allocate_end(const oproj_comm_site *site, int32_t size, nccl
   e->hidden = site->hidden;
   size_t partial = (size_t)site->max_tokens * (size_t)site->hidden * sizeof(uint16_t);
   partial = (partial + PAGE - 1) / PAGE * PAGE;
-  *bytes = partial + gathered_elements(site, size) * sizeof(uint16_t);
-  *bytes = (*bytes + PAGE - 1) / PAGE * PAGE;
-  ncclResult_t result = ncclMemAlloc(&e->memory, *bytes);
-  REQUIRE(result == ncclSuccess, OPROJ_ERR_NOMEM, "ncclMemAlloc of %zu bytes: %s", *bytes,
-          ncclGetErrorString(result));
+  size_t gathered = gathered_elements(site, size) * sizeof(uint16_t);
+  TRY(site->ops->buffer_create(site->kernels, partial + gathered, &e->memory));
   e->head.partial = e->memory;
   e->gathered = (uint16_t *)((char *)e->memory + partial);
   return OPROJ_OK;
 }
 
-/* Success without a window means that this machine or driver offers none. */
-static oproj_status register_window(comm_nccl *c, nccl_end *e, size_t bytes) {
-  NCCL_TRY(c->nccl,
-           ncclCommWindowRegister(c->nccl, e->memory, bytes, &e->window, NCCL_WIN_COLL_SYMMETRIC));
-  oproj_base_log(OPROJ_LOG_INFO, "NCCL buffers of %zu bytes, %s", bytes,
-                 e->window ? "in a symmetric window" : "without a symmetric window");
-  return OPROJ_OK;
+/* The first use of each kind of exchange makes NCCL connect the ranks, which takes about a second
+ * and must not happen in a forward call. */
+static oproj_status warm(comm_nccl *c, nccl_end *e, int32_t max_tokens) {
+  if (max_tokens == 0) return OPROJ_OK;
+  uint16_t *one_token = e->head.partial, probe;
+  TRY(gather_and_sum(c, e, e->hidden, one_token, one_token, NULL));
+  TRY(sum_by_owners(c, e, OPROJ_REDUCE_ALL, 1, one_token, one_token, NULL));
+  NCCL_TRY(c->nccl, ncclAllReduce(one_token, one_token, (size_t)e->hidden, ncclBfloat16, ncclSum,
+                                  c->nccl, NULL));
+  return e->ops->buffer_read(e->kernels, &probe, one_token, sizeof probe, NULL);
 }
 
 static oproj_status nccl_attach(oproj_comm *comm, const oproj_comm_site *site,
                                 oproj_comm_end **out) {
   comm_nccl *c = nccl_of(comm);
   nccl_end *e = NULL;
-  size_t bytes = 0;
-  oproj_status status = oproj_comm_agree(comm, allocate_end(site, comm->size, &e, &bytes));
-  if (status == OPROJ_OK) status = oproj_comm_agree(comm, register_window(c, e, bytes));
+  oproj_status status = oproj_comm_agree(comm, allocate_end(site, comm->size, &e));
+  if (status == OPROJ_OK) status = oproj_comm_agree(comm, warm(c, e, site->max_tokens));
   if (status != OPROJ_OK) {
     if (e) nccl_detach(comm, &e->head);
     return status;

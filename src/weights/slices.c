@@ -80,18 +80,19 @@ static oproj_status widen_all(const oproj_tensor *tensor, const oproj_weights_re
 }
 
 static oproj_status read_scales(const oproj_checkpoint *checkpoint,
-                                const oproj_weights_found *found,
-                                const oproj_weights_region *region, int32_t rank,
-                                const float **out) {
+                                const oproj_weights_found *found, oproj_weights_matrix matrix,
+                                const oproj_shard *shard, float **out) {
+  oproj_weights_region region = oproj_weights_region_of(
+      &checkpoint->config.model.dims, matrix, OPROJ_WEIGHTS_SCALE, shard->z_begin, shard->z_end);
   void *stored = NULL;
   float *scales = NULL;
   oproj_status status;
-  TRY_GOTO(read_part(checkpoint, found, region, rank, &stored), status, out);
-  int64_t count = (region->row_end - region->row_begin) * (region->col_end - region->col_begin);
+  TRY_GOTO(read_part(checkpoint, found, &region, shard->rank, &stored), status, out);
+  int64_t count = (region.row_end - region.row_begin) * (region.col_end - region.col_begin);
   scales = malloc((size_t)count * sizeof *scales);
   REQUIRE_GOTO(scales, status, out, OPROJ_ERR_NOMEM, "scale %s: no memory for %" PRId64 " floats",
                found->tensor->name, count);
-  TRY_GOTO(widen_all(found->tensor, region, stored, scales), status, out);
+  TRY_GOTO(widen_all(found->tensor, &region, stored, scales), status, out);
   *out = scales;
   scales = NULL;
 out:
@@ -116,8 +117,10 @@ static oproj_status read_matrix(const oproj_checkpoint *checkpoint, int32_t laye
                         .data = data};
   if (!info.scale.tensor) return OPROJ_OK;
   out->block = dims->quant_block;
-  region = oproj_weights_region_of(dims, matrix, OPROJ_WEIGHTS_SCALE, shard->z_begin, shard->z_end);
-  return read_scales(checkpoint, &info.scale, &region, shard->rank, &out->scales);
+  float *scales;
+  TRY(read_scales(checkpoint, &info.scale, matrix, shard, &scales));
+  out->scales = scales;
+  return OPROJ_OK;
 }
 
 oproj_status oproj_checkpoint_read(const oproj_checkpoint *checkpoint, int32_t layer,
@@ -130,6 +133,20 @@ oproj_status oproj_checkpoint_read(const oproj_checkpoint *checkpoint, int32_t l
 out:
   if (status != OPROJ_OK) oproj_slices_free(out);
   return status;
+}
+
+oproj_status oproj_checkpoint_check_scales(const oproj_checkpoint *checkpoint, int32_t layer,
+                                           const oproj_shard *shard) {
+  TRY(oproj_weights_check_shard(checkpoint, shard));
+  for (int matrix = 0; matrix < OPROJ_WEIGHTS_MATRICES; matrix++) {
+    oproj_weights_matrix_info info;
+    float *scales;
+    TRY(oproj_weights_matrix_find(checkpoint, layer, (oproj_weights_matrix)matrix, &info));
+    if (!info.scale.tensor) continue;
+    TRY(read_scales(checkpoint, &info.scale, (oproj_weights_matrix)matrix, shard, &scales));
+    free(scales);
+  }
+  return OPROJ_OK;
 }
 
 /* The matrices are const for their readers; here is where their memory came from. */

@@ -74,6 +74,17 @@ static oproj_status choose_entries(job *work) {
   return OPROJ_OK;
 }
 
+/* A scale that no rank could load is refused before anything is written. */
+static oproj_status check_scales(const job *work) {
+  const oproj_model *model = &work->source->config.model;
+  oproj_shard whole;
+  TRY(oproj_plan_shard(&model->dims, OPROJ_SPLIT_EVEN, 1, 0, &whole));
+  for (int32_t layer = 0; layer < model->layers + model->draft_layers; layer++)
+    if (!is_absent(&work->source->layers[layer]))
+      TRY(oproj_checkpoint_check_scales(work->source, layer, &whole));
+  return OPROJ_OK;
+}
+
 static oproj_status region_of(const job *work, const entry *from, int32_t rank,
                               oproj_weights_region *out) {
   const oproj_dims *dims = &work->source->config.model.dims;
@@ -241,6 +252,7 @@ oproj_status oproj_checkpoint_split(const oproj_checkpoint *checkpoint, const ch
   REQUIRE(size <= OPROJ_WEIGHTS_MAX_RANKS, OPROJ_ERR_SHAPE, "%d ranks; at most %d are written",
           size, OPROJ_WEIGHTS_MAX_RANKS);
   TRY_GOTO(choose_entries(&work), status, out);
+  TRY_GOTO(check_scales(&work), status, out);
   work.checksums = calloc((size_t)size * (size_t)work.count, sizeof *work.checksums);
   work.writers = calloc((size_t)size, sizeof *work.writers);
   REQUIRE_GOTO(work.checksums && work.writers, status, out, OPROJ_ERR_NOMEM,

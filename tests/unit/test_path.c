@@ -17,10 +17,10 @@ START_TEST(choice_by_capability) {
   } cases[] = {{0, 1, "reference"},        {75, 1, NULL},
                {80, 1, "portable"},        {80, 8192, "portable"},
                {89, 1, "portable"},        {90, 0, "grouped-fast"},
-               {90, 1, "grouped-fast"},    {90, 191, "grouped-fast"},
-               {90, 192, "library-fast"},  {90, 65536, "library-fast"},
-               {100, 1, "portable"},       {100, 192, "library-fast"},
-               {103, 192, "library-fast"}, {120, 8192, "portable"},
+               {90, 1, "grouped-fast"},    {90, 767, "grouped-fast"},
+               {90, 768, "library-fast"},  {90, 65536, "library-fast"},
+               {100, 1, "portable"},       {100, 768, "library-fast"},
+               {103, 768, "library-fast"}, {120, 8192, "portable"},
                {121, 1, "portable"},       {999, 1, "portable"}};
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     oproj_path_query query = flash_query(cases[i].sm, cases[i].tokens);
@@ -40,12 +40,12 @@ END_TEST
 
 START_TEST(choice_by_layer) {
   oproj_path_choice choice;
-#define CHOSEN(change, wanted)                     \
-  do {                                             \
-    oproj_path_query query = flash_query(90, 512); \
-    change;                                        \
-    EXPECT_OK(oproj_path_choose(&query, &choice)); \
-    ck_assert_str_eq(choice.name, wanted);         \
+#define CHOSEN(change, wanted)                      \
+  do {                                              \
+    oproj_path_query query = flash_query(90, 1024); \
+    change;                                         \
+    EXPECT_OK(oproj_path_choose(&query, &choice));  \
+    ck_assert_str_eq(choice.name, wanted);          \
   } while (0)
   CHOSEN(query.dims.quant_block = 32, "grouped-fast");
   CHOSEN(query.wo_a = OPROJ_DTYPE_BF16, "portable");
@@ -68,7 +68,7 @@ START_TEST(forced_paths) {
   query.tokens = 33;
   EXPECT_FAIL(oproj_path_choose(&query, &choice), OPROJ_ERR_UNSUPPORTED, "more than 32 tokens");
   query.forced = OPROJ_PATH_LIBRARY;
-  EXPECT_FAIL(oproj_path_choose(&query, &choice), OPROJ_ERR_UNSUPPORTED, "fewer than 192");
+  EXPECT_FAIL(oproj_path_choose(&query, &choice), OPROJ_ERR_UNSUPPORTED, "fewer than 768");
   query.forced = OPROJ_PATH_PORTABLE;
   EXPECT_OK(oproj_path_choose(&query, &choice));
   ck_assert_int_eq(choice.path, OPROJ_PATH_PORTABLE);

@@ -307,12 +307,46 @@ START_TEST(scale_dtypes) {
   tensors[1].dtype = "F32", tensors[1].data = f32;
   write_tensors(tensors, 4);
   EXPECT_FAIL(read_all(0), OPROJ_ERR_IO, "wo_a.scale: block [1, 0] is infinite");
+  oproj_shard shard = shard_of(OPROJ_SPLIT_EVEN, 1, 0);
+  EXPECT_FAIL(oproj_checkpoint_check_scales(checkpoint, 0, &shard), OPROJ_ERR_IO,
+              "wo_a.scale: block [1, 0] is infinite");
   /* Blocks are counted over the whole tensor, also in a slice. */
-  oproj_shard shard = shard_of(OPROJ_SPLIT_EVEN, 3, 1);
+  shard = shard_of(OPROJ_SPLIT_EVEN, 3, 1);
   EXPECT_FAIL(oproj_checkpoint_read(checkpoint, 0, &shard, &slices), OPROJ_ERR_IO, "block [1, 0]");
+  EXPECT_FAIL(oproj_checkpoint_check_scales(checkpoint, 0, &shard), OPROJ_ERR_IO, "block [1, 0]");
   shard = shard_of(OPROJ_SPLIT_EVEN, 3, 2);
   EXPECT_OK(oproj_checkpoint_read(checkpoint, 0, &shard, &slices));
+  EXPECT_OK(oproj_checkpoint_check_scales(checkpoint, 0, &shard));
   oproj_slices_free(&slices);
+}
+END_TEST
+
+/* A shard's own scales, before anything of it is loaded or written. */
+START_TEST(scales_of_a_shard) {
+  char names[SMALL_TENSORS][128], parts[64];
+  files_tensor tensors[SMALL_TENSORS];
+  uint8_t b_scale[] = {127, 127, 127, 127, 127, 255};
+  small_fill(&layers[0], 1);
+  small_tensors(&layers[0], "layers.0.attn.wo_a", "layers.0.attn.wo_b", ".scale", names, tensors);
+  tensors[3].data = b_scale;
+  write_tensors(tensors, 4);
+  for (int rank = 0; rank < 3; rank++) {
+    oproj_shard shard = shard_of(OPROJ_SPLIT_EVEN, 3, rank);
+    oproj_status status = oproj_checkpoint_check_scales(checkpoint, 0, &shard);
+    ck_assert_int_eq(status, rank < 2 ? OPROJ_OK : OPROJ_ERR_IO);
+  }
+  ck_assert_ptr_nonnull(strstr(oproj_last_error(), "wo_b.scale: block [1, 2] is NaN"));
+  snprintf(parts, sizeof parts, "%s-parts", dir);
+  EXPECT_FAIL(oproj_checkpoint_split(checkpoint, parts, OPROJ_SPLIT_EVEN, 3, NULL, NULL),
+              OPROJ_ERR_IO, "wo_b.scale: block [1, 2] is NaN");
+  ck_assert_int_ne(access(parts, F_OK), 0);
+
+  oproj_shard shard = shard_of(OPROJ_SPLIT_EVEN, 3, 1);
+  EXPECT_FAIL(oproj_checkpoint_check_scales(checkpoint, 1, &shard), OPROJ_ERR_SHAPE,
+              "WO_A is missing");
+  EXPECT_FAIL(oproj_checkpoint_check_scales(checkpoint, 2, &shard), OPROJ_ERR_INVALID, "layer 2");
+  shard.z_begin += 1;
+  EXPECT_FAIL(oproj_checkpoint_check_scales(checkpoint, 0, &shard), OPROJ_ERR_INVALID, "z columns");
 }
 END_TEST
 
@@ -395,6 +429,7 @@ int main(void) {
   tcase_add_test(cases, tensor_refusals);
   tcase_add_test(cases, bf16_weight_beside_fp8);
   tcase_add_test(cases, scale_dtypes);
+  tcase_add_test(cases, scales_of_a_shard);
   tcase_add_test(cases, index_rules);
   tcase_add_test(cases, folders_without_files);
   tcase_add_test(cases, file_cut_after_open);

@@ -1,0 +1,14 @@
+/* run_memory.h - what `oproj run` holds in memory, told before it does. */
+#ifndef OPROJ_LAUNCH_RUN_MEMORY_H
+#define OPROJ_LAUNCH_RUN_MEMORY_H
+
+#include <stdbool.h>
+
+#include "oproj/checkpoint.h"
+
+/* Bytes that a run of `ranks` ranks, all on this machine, holds for each token; weights come on
+ * top.  An upper bound: ranks on other machines, and what a CUDA backend keeps on its devices, are
+ * counted too. */
+int64_t run_memory_per_token(const oproj_model *model, int32_t ranks, bool check);
+
+#endif /* OPROJ_LAUNCH_RUN_MEMORY_H */
