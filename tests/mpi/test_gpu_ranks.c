@@ -12,6 +12,7 @@
 #include "oproj/cuda.h"
 #include "support/data.h"
 #include "support/expect.h"
+#include "support/together.h"
 
 enum { SKIPPED = 77, TOKENS = 13, REPLAYS = 100 };
 
@@ -19,19 +20,6 @@ static oproj_comm *comm;    /* the one under test */
 static oproj_comm *control; /* MPI's, for agreements */
 static int32_t size, rank;
 static bool nccl;
-
-#define ALL_ASSERT(condition, ...)                                                            \
-  do {                                                                                        \
-    oproj_status mine_ = (condition) ? OPROJ_OK : oproj_fail(OPROJ_ERR_INVALID, __VA_ARGS__); \
-    ck_assert_msg(oproj_comm_agree(control, mine_) == OPROJ_OK, "%s", oproj_last_error());    \
-  } while (0)
-
-#define ALL_OK(call)                                                             \
-  do {                                                                           \
-    oproj_status mine_ = (call);                                                 \
-    ck_assert_msg(oproj_comm_agree(control, mine_) == OPROJ_OK, "%s: %s", #call, \
-                  oproj_last_error());                                           \
-  } while (0)
 
 #define ALL_CUDA(call)                                                              \
   do {                                                                              \

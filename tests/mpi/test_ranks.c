@@ -12,22 +12,10 @@
 #include "oproj/mpi.h"
 #include "support/data.h"
 #include "support/expect.h"
+#include "support/together.h"
 
 static oproj_comm *comm;
 static int32_t size, rank;
-
-/* Asserts on every rank what all ranks have found. */
-#define ALL_ASSERT(condition, ...)                                                            \
-  do {                                                                                        \
-    oproj_status mine_ = (condition) ? OPROJ_OK : oproj_fail(OPROJ_ERR_INVALID, __VA_ARGS__); \
-    ck_assert_msg(oproj_comm_agree(comm, mine_) == OPROJ_OK, "%s", oproj_last_error());       \
-  } while (0)
-
-#define ALL_OK(call)                                                                               \
-  do {                                                                                             \
-    oproj_status mine_ = (call);                                                                   \
-    ck_assert_msg(oproj_comm_agree(comm, mine_) == OPROJ_OK, "%s: %s", #call, oproj_last_error()); \
-  } while (0)
 
 /* Groups enough for every size the test is started with. */
 static oproj_dims dims_for_ranks(const oproj_dims *tiny) {
@@ -184,7 +172,7 @@ START_TEST(one_failure_is_everybodys) {
     int right = status == OPROJ_ERR_SHAPE && strstr(oproj_last_error(), words) != NULL;
     ALL_ASSERT(right, "status %d: %s", (int)status, oproj_last_error());
   }
-  ck_assert_int_eq(oproj_comm_agree(comm, OPROJ_OK), OPROJ_OK);
+  ALL_OK(oproj_comm_agree(comm, OPROJ_OK));
 }
 END_TEST
 
@@ -335,6 +323,37 @@ START_TEST(checkpoints_load_by_shares) {
 }
 END_TEST
 
+/* Runs one suite on all ranks; rank 0 reports.  Returns whether a test failed. */
+static int run_together(Suite *suite) {
+  SRunner *runner = srunner_create(suite);
+  srunner_set_fork_status(runner, CK_NOFORK); /* MPI does not survive a fork */
+  srunner_run_all(runner, rank == 0 ? CK_NORMAL : CK_SILENT);
+  int failed = srunner_ntests_failed(runner) != 0;
+  srunner_free(runner);
+  return failed;
+}
+
+static Suite *agreement_suite(void) {
+  Suite *suite = suite_create("agreement");
+  TCase *tc = tcase_create("agreement");
+  tcase_add_test(tc, one_failure_is_everybodys);
+  suite_add_tcase(suite, tc);
+  return suite;
+}
+
+static Suite *ranks_suite(void) {
+  Suite *suite = suite_create("ranks");
+  TCase *tc = tcase_create("ranks");
+  tcase_add_loop_test(tc, exact_data_equals_one_rank, 0, 2);
+  tcase_add_test(tc, sums_are_in_rank_order);
+  tcase_add_test(tc, partials_are_left_alone_without_reduction);
+  tcase_add_test(tc, bad_input_on_one_rank_is_refused_on_all);
+  tcase_add_test(tc, illegal_sizes_are_refused_on_all);
+  tcase_add_test(tc, checkpoints_load_by_shares);
+  suite_add_tcase(suite, tc);
+  return suite;
+}
+
 int main(int argc, char **argv) {
   MPI_Init(&argc, &argv);
   if (oproj_comm_mpi(&comm, MPI_COMM_WORLD) != OPROJ_OK) {
@@ -343,21 +362,8 @@ int main(int argc, char **argv) {
   }
   size = oproj_comm_size(comm);
   rank = oproj_comm_rank(comm);
-  Suite *suite = suite_create("ranks");
-  TCase *tc = tcase_create("ranks");
-  tcase_add_loop_test(tc, exact_data_equals_one_rank, 0, 2);
-  tcase_add_test(tc, sums_are_in_rank_order);
-  tcase_add_test(tc, partials_are_left_alone_without_reduction);
-  tcase_add_test(tc, one_failure_is_everybodys);
-  tcase_add_test(tc, bad_input_on_one_rank_is_refused_on_all);
-  tcase_add_test(tc, illegal_sizes_are_refused_on_all);
-  tcase_add_test(tc, checkpoints_load_by_shares);
-  suite_add_tcase(suite, tc);
-  SRunner *runner = srunner_create(suite);
-  srunner_set_fork_status(runner, CK_NOFORK); /* MPI does not survive a fork */
-  srunner_run_all(runner, rank == 0 ? CK_NORMAL : CK_SILENT);
-  int failed = srunner_ntests_failed(runner) != 0;
-  srunner_free(runner);
+  /* Ranks that do not agree would hang in the tests of what follows a failure. */
+  int failed = run_together(agreement_suite()) || run_together(ranks_suite());
   oproj_comm_destroy(comm);
   MPI_Finalize();
   return failed;
