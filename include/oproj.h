@@ -207,6 +207,9 @@ OPROJ_API oproj_status oproj_place_describe(char *text, size_t bytes);
 OPROJ_API int32_t oproj_device_count(void);
 OPROJ_API oproj_status oproj_device_describe(int32_t device, char *text, size_t bytes);
 
+/* A GPU's compute capability, major*10 + minor; 0 for an ordinal that is none. */
+OPROJ_API int32_t oproj_device_capability(int32_t device);
+
 /* The GPU libraries of this build and the driver found, in words, cut to `bytes`. */
 OPROJ_API void oproj_versions_describe(char *text, size_t bytes);
 

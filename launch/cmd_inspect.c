@@ -40,11 +40,16 @@ static void show_model(const oproj_model *m, json_t *result) {
                 d->lora_rank, "quant_block", d->quant_block));
 }
 
-/* The path a layer takes here, which needs no weights to be known. */
+/* The path that one token takes through a layer on this machine's first GPU, or on the host where
+ * there is none; no weights are needed to know it. */
 static oproj_status path_of(const oproj_dims *dims, const oproj_layer_info *info,
                             oproj_path_choice *choice) {
-  oproj_path_query query = {
-      .tokens = 1, .dims = *dims, .groups = dims->groups, .wo_a = info->wo_a, .wo_b = info->wo_b};
+  oproj_path_query query = {.sm = oproj_device_capability(0),
+                            .tokens = 1,
+                            .dims = *dims,
+                            .groups = dims->groups,
+                            .wo_a = info->wo_a,
+                            .wo_b = info->wo_b};
   return oproj_path_choose(&query, choice);
 }
 
@@ -53,7 +58,7 @@ static oproj_status show_layers(const oproj_checkpoint *checkpoint, json_t *resu
   json_t *layers = json_array();
   json_object_set_new(result, "layers", layers);
   printf("\n#%-10s %6s %-11s %-16s %-16s %s\n", "layer", "ratio", "angles", "WO-A (scales)",
-         "WO-B (scales)", "path");
+         "WO-B (scales)", "path of one token here, and why");
   for (int32_t i = 0; i < m->layers + m->draft_layers; i++) {
     oproj_layer_info info;
     oproj_path_choice choice;
@@ -64,8 +69,8 @@ static oproj_status show_layers(const oproj_checkpoint *checkpoint, json_t *resu
     char wo_a[32], wo_b[32];
     snprintf(wo_a, sizeof wo_a, "%s %s", dtype_word(info.wo_a), info.wo_a_scale_dtype);
     snprintf(wo_b, sizeof wo_b, "%s %s", dtype_word(info.wo_b), info.wo_b_scale_dtype);
-    printf(" %-10s %6d %-11s %-16s %-16s %s\n", info.name, info.compress_ratio, angles, wo_a, wo_b,
-           choice.name);
+    printf(" %-10s %6d %-11s %-16s %-16s %s: %s\n", info.name, info.compress_ratio, angles, wo_a,
+           wo_b, choice.name, choice.reason);
     json_array_append_new(
         layers, json_pack("{s:s, s:i, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s}", "layer",
                           info.name, "compress_ratio", info.compress_ratio, "angles", angles,
@@ -74,10 +79,6 @@ static oproj_status show_layers(const oproj_checkpoint *checkpoint, json_t *resu
                           "wo_b", dtype_word(info.wo_b), "wo_b_scales", info.wo_b_scale_dtype,
                           "path", choice.name, "reason", choice.reason));
   }
-  oproj_path_choice choice;
-  oproj_path_query host = {.dims = m->dims, .groups = m->dims.groups};
-  if (oproj_path_choose(&host, &choice) == OPROJ_OK)
-    printf("#path on the host: %s\n", choice.reason);
   return OPROJ_OK;
 }
 

@@ -35,6 +35,16 @@ static inline int32_t oproj_kernels_z_cols(const oproj_kernels_config *c) { /* K
   return c->groups * c->dims.lora_rank;
 }
 
+/* Bytes of a matrix's values and of its scales. */
+static inline size_t oproj_kernels_data_bytes(const oproj_matrix *m) {
+  return (size_t)(m->rows * m->cols) * (m->dtype == OPROJ_DTYPE_BF16 ? 2 : 1);
+}
+static inline size_t oproj_kernels_scale_bytes(const oproj_matrix *m) {
+  if (m->dtype == OPROJ_DTYPE_BF16) return 0;
+  int64_t row_blocks = (m->rows + m->block - 1) / m->block;
+  return (size_t)(row_blocks * ((m->cols + m->block - 1) / m->block)) * sizeof(float);
+}
+
 /* WO_B replaced by the caller's projection; fn == NULL means ours. */
 typedef struct oproj_kernels_out {
   oproj_out_fn fn;

@@ -9,6 +9,11 @@ int32_t oproj_device_count(void) {
   return oproj_kernels_cuda_count();
 }
 
+int32_t oproj_device_capability(int32_t device) {
+  oproj_kernels_device found;
+  return oproj_kernels_cuda_device(device, &found) == OPROJ_OK ? found.capability : 0;
+}
+
 oproj_status oproj_device_describe(int32_t device, char *text, size_t bytes) {
   REQUIRE(text && bytes > 0, OPROJ_ERR_INVALID, "text must not be NULL");
   oproj_kernels_device found;

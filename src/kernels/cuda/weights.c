@@ -6,21 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/checked.h"
 #include "base/error.h"
 #include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/sm90.h"
-
-static size_t data_bytes(const oproj_matrix *m) {
-  return (size_t)(m->rows * m->cols) * (m->dtype == OPROJ_DTYPE_BF16 ? 2 : 1);
-}
-
-static size_t scale_bytes(const oproj_matrix *m) {
-  if (m->dtype == OPROJ_DTYPE_BF16) return 0;
-  return (size_t)(oproj_base_ceil_div(m->rows, m->block) * oproj_base_ceil_div(m->cols, m->block)) *
-         sizeof(float);
-}
 
 static oproj_status upload(oproj_kernels *k, void *to, const void *from, size_t bytes) {
   if (bytes == 0) return OPROJ_OK;
@@ -33,8 +22,8 @@ static oproj_status upload(oproj_kernels *k, void *to, const void *from, size_t 
 
 static oproj_status copy_values(oproj_kernels *k, const oproj_matrix *to,
                                 const oproj_matrix *from) {
-  TRY(upload(k, (void *)to->data, from->data, data_bytes(from)));
-  return upload(k, (void *)to->scales, from->scales, scale_bytes(from));
+  TRY(upload(k, (void *)to->data, from->data, oproj_kernels_data_bytes(from)));
+  return upload(k, (void *)to->scales, from->scales, oproj_kernels_scale_bytes(from));
 }
 
 static oproj_status copy_matrix(oproj_kernels *k, oproj_matrix *to, const oproj_matrix *from) {
@@ -42,9 +31,10 @@ static oproj_status copy_matrix(oproj_kernels *k, oproj_matrix *to, const oproj_
   *to = *from;
   to->data = NULL;
   to->scales = NULL;
-  CUDA_TRY(cudaMalloc(&data, data_bytes(from)));
+  CUDA_TRY(cudaMalloc(&data, oproj_kernels_data_bytes(from)));
   to->data = data;
-  if (scale_bytes(from)) CUDA_TRY(cudaMalloc(&scales, scale_bytes(from)));
+  if (oproj_kernels_scale_bytes(from))
+    CUDA_TRY(cudaMalloc(&scales, oproj_kernels_scale_bytes(from)));
   to->scales = scales;
   return copy_values(k, to, from);
 }

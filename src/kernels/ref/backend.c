@@ -61,26 +61,17 @@ static oproj_status ref_open(oproj_kernels **out, const oproj_kernels_config *co
 
 /* ---- weights ------------------------------------------------------------------------------- */
 
-static size_t data_bytes(const oproj_matrix *m) {
-  return (size_t)(m->rows * m->cols) * (m->dtype == OPROJ_DTYPE_BF16 ? 2 : 1);
-}
-
-static size_t scale_bytes(const oproj_matrix *m) {
-  if (m->dtype == OPROJ_DTYPE_BF16) return 0;
-  return (size_t)(oproj_base_ceil_div(m->rows, m->block) * oproj_base_ceil_div(m->cols, m->block)) *
-         sizeof(float);
-}
-
 static void copy_values(const oproj_matrix *to, const oproj_matrix *from) {
-  memcpy((void *)to->data, from->data, data_bytes(from));
-  if (scale_bytes(from)) memcpy((void *)to->scales, from->scales, scale_bytes(from));
+  memcpy((void *)to->data, from->data, oproj_kernels_data_bytes(from));
+  if (oproj_kernels_scale_bytes(from))
+    memcpy((void *)to->scales, from->scales, oproj_kernels_scale_bytes(from));
 }
 
 static oproj_status copy_matrix(oproj_matrix *to, const oproj_matrix *from) {
   *to = *from;
-  to->data = malloc(data_bytes(from));
-  to->scales = scale_bytes(from) ? malloc(scale_bytes(from)) : NULL;
-  REQUIRE(to->data && (to->scales || !scale_bytes(from)), OPROJ_ERR_NOMEM,
+  to->data = malloc(oproj_kernels_data_bytes(from));
+  to->scales = oproj_kernels_scale_bytes(from) ? malloc(oproj_kernels_scale_bytes(from)) : NULL;
+  REQUIRE(to->data && (to->scales || !oproj_kernels_scale_bytes(from)), OPROJ_ERR_NOMEM,
           "no memory for weights of %lld x %lld", (long long)from->rows, (long long)from->cols);
   copy_values(to, from);
   return OPROJ_OK;
