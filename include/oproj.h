@@ -327,8 +327,7 @@ typedef struct oproj_io {
  * ERR_INVALID: a field of io is out of its range, a position outside the table included. */
 OPROJ_API oproj_status oproj_forward(oproj_layer *layer, const oproj_io *io, void *stream);
 
-/* ---- the stages alone, for engines that bring their own neighbours -----------------------------
- * */
+/* ---- the stages alone, for engines that bring their own neighbours ------------------------- */
 /* All rank-local but the last.  Each reads `io` as oproj_forward does, less y. */
 
 /* Inverse RoPE and block quantisation.  out->groups/tokens/cols are checked, codes and scales

@@ -24,7 +24,7 @@ static const char *dtype_word(oproj_dtype dtype) {
 
 static void show_model(const oproj_model *m, json_t *result) {
   const oproj_dims *d = &m->dims;
-  printf("model       %s, %d layers, %d draft layers, positions below %lld\n", m->model_type,
+  printf("model       %s, layers %d, draft layers %d, positions below %lld\n", m->model_type,
          m->layers, m->draft_layers, (long long)m->max_position);
   printf(
       "dimensions  hidden %d, heads %d x %d (rotary %d), groups %d, o_lora_rank %d, blocks of %d\n",
@@ -145,6 +145,9 @@ static oproj_status inspect(const inspect_args *args, const oproj_checkpoint *ch
   oproj_shard first;
   oproj_status status =
       oproj_plan_shard(&oproj_checkpoint_model(checkpoint)->dims, split, tp, 0, &first);
+  if (status == OPROJ_OK && made_for > 0 && made_for != tp)
+    status = oproj_fail(OPROJ_ERR_SHAPE, "%s was split for %d ranks; --tp is %d", args->dir,
+                        made_for, tp);
   if (status == OPROJ_OK) status = check_scales(checkpoint);
   if (status != OPROJ_OK) return status;
   show_model(oproj_checkpoint_model(checkpoint), result);

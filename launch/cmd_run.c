@@ -128,7 +128,7 @@ static oproj_status open_inputs(run *r) {
     status = oproj_plan_shard(&r->model->dims, OPROJ_SPLIT_EVEN, 1, 0, &everything);
     if (status == OPROJ_OK) status = load_input(r, &everything, &r->whole);
     if (status == OPROJ_OK)
-      status = run_check_create(&r->check, r->checkpoint, r->job->size, &r->whole);
+      status = run_check_create(&r->check, r->checkpoint, r->job->size, r->args->reduce, &r->whole);
   }
   return status;
 }

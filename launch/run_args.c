@@ -42,7 +42,8 @@ bool run_args_parse(job_state *job, int argc, char **argv, run_args *out) {
        "all, one number, or a:b for [a, b); draft layers follow the others (default all)",
        .text = &out->layers},
       {"input", "F",
-       "safetensors with attn_out BF16 [T, heads, head_dim], positions I64 [T] and optionally "
+       "safetensors with attn_out BF16 [T, heads, head_dim], positions I64 or I32 [T] and "
+       "optionally "
        "cos_sin F32 [rows, rope_dim]",
        .text = &out->input},
       {"output", "F", "safetensors to write: layers.N.y BF16 [T, hidden]", .text = &out->output},

@@ -20,10 +20,10 @@ typedef struct run_check_result {
 
 typedef struct run_check run_check;
 
-/* For results of `ranks` ranks.  `whole` is the input with all heads.  The checkpoint, its model
- * and `whole` are borrowed. */
+/* For results of `ranks` ranks that reduced in that mode.  `whole` is the input with all heads.
+ * The checkpoint, its model and `whole` are borrowed. */
 oproj_status run_check_create(run_check **out, const oproj_checkpoint *checkpoint, int32_t ranks,
-                              const run_input *whole);
+                              oproj_reduce reduce, const run_input *whole);
 void run_check_destroy(run_check *check); /* NULL is allowed */
 
 /* Holds y, bf16 [tokens, hidden] in host memory, of one layer against both; exact_path as in

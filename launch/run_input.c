@@ -159,6 +159,10 @@ static oproj_status read_table(const oproj_tensors_file *file, const oproj_model
   const oproj_tensor *tensor =
       find_tensor(file, "cos_sin", "F32", 2, (int64_t[]){-1, model->dims.rope_dim});
   if (!tensor) return OPROJ_ERR_SHAPE;
+  if (tensor->shape[0] > model->max_position)
+    return oproj_fail(OPROJ_ERR_SHAPE, "cos_sin in %s has %lld rows; the model has %lld positions",
+                      oproj_tensors_path(file), (long long)tensor->shape[0],
+                      (long long)model->max_position);
   out->cos_sin = malloc((size_t)tensor->bytes + 1);
   if (!out->cos_sin)
     return oproj_fail(OPROJ_ERR_NOMEM, "no memory for a cos_sin table of %lld bytes",

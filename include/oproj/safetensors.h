@@ -4,8 +4,8 @@
  *   {"__metadata__": {key: text}, name: {"dtype": .., "shape": [..], "data_offsets": [begin, end]}}
  * and the tensors' bytes.  The reader holds a file to the format: every byte belongs to exactly one
  * tensor, and a tensor's bytes are what its dtype and shape ask for.  Data may begin at any byte:
- * no alignment is assumed.  Nothing is mapped; reads are pread, safe from several threads at once.
- * */
+ * no alignment is assumed.  Nothing is mapped; reads are pread, safe from several threads at
+ * once. */
 #ifndef OPROJ_SAFETENSORS_H
 #define OPROJ_SAFETENSORS_H
 

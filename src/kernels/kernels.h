@@ -117,8 +117,8 @@ typedef struct oproj_kernels_ops {
 
 extern const oproj_kernels_ops oproj_kernels_ref;
 
-/* The CUDA backend's table, or NULL where this build or this machine has none; *why then says why.
- * */
+/* The CUDA backend's table, or NULL where this build or this machine has none; *why then says
+ * why. */
 const oproj_kernels_ops *oproj_kernels_cuda(const char **why);
 
 /* ---- CUDA devices, as numbered in this process ---------------------------------------------- */

@@ -29,8 +29,7 @@ const char *oproj_backend_missing(const char *name) {
   return why;
 }
 
-/* ---- paths -------------------------------------------------------------------------------------
- * */
+/* ---- paths --------------------------------------------------------------------------------- */
 
 enum {
   FIRST_SM = 80, /* bf16 arithmetic and 64-bit tensor addressing begin here */
@@ -67,7 +66,7 @@ static const char *why_not_library(const oproj_path_query *q) {
     return "cuBLASLt has block-scaled FP8 on SM90 and SM100";
   if (q->wo_a != OPROJ_DTYPE_E4M3 || (q->wo_b != OPROJ_DTYPE_E4M3 && !q->own_out))
     return "a weight is bf16";
-  if (q->dims.quant_block != 128) return "cuBLASLt has no blocks of 32 on SM90";
+  if (q->dims.quant_block != 128) return "blocks of 32 run on our own kernels";
   if (q->tokens < OPROJ_KERNELS_LIBRARY_TOKENS) return "fewer than 768 tokens";
   if (q->dims.lora_rank % 128 != 0 || group_cols(&q->dims) % 512 != 0 ||
       q->dims.hidden % 128 != 0 || q->groups * q->dims.lora_rank % 512 != 0)
@@ -92,9 +91,10 @@ static oproj_path_choice choose_fastest(const oproj_path_query *q) {
   if (!why_not_library(q)) return describe(OPROJ_PATH_LIBRARY, "a large batch of V4: cuBLASLt");
   const char *why = why_not_grouped(q);
   if (why) return describe(OPROJ_PATH_PORTABLE, why);
-  why = why_not_fused(q);
-  return describe(OPROJ_PATH_GROUPED,
-                  why ? why : "not fused: a quantiser of its own measures faster on an H200");
+  if (why_not_fused(q)) return describe(OPROJ_PATH_GROUPED, why_not_library(q));
+  return describe(
+      OPROJ_PATH_GROUPED,
+      "few tokens; a quantiser of its own measures faster than the fused one on an H200");
 }
 
 static oproj_status choose_forced(const oproj_path_query *q, oproj_path_choice *out) {

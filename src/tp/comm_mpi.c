@@ -3,8 +3,8 @@
  * The reduction.  Every element of y has one owner; the owner gathers that element's bf16 partials
  * from all ranks, adds them in f32 in rank order 0..n-1 and rounds once.  REDUCE_SCATTER stops
  * there, with rows as owned ranges; REDUCE_ALL deals the elements evenly and sends the sums back to
- * all. Order and rounding do not depend on who owns what, so both give the same bits on every rank.
- * */
+ * all. Order and rounding do not depend on who owns what, so both give the same bits on every
+ * rank. */
 #include <limits.h>
 #include <stdlib.h>
 

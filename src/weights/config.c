@@ -127,8 +127,8 @@ static oproj_status read_yarn(const json_t *object, const char *where, oproj_rop
                                 &rope->original_max_position);
 }
 
-/* Plain layers never use YaRN, whatever the file's scaling says: it is meant for compressed ones.
- * */
+/* Plain layers never use YaRN, whatever the file's scaling says: it is meant for compressed
+ * ones. */
 static oproj_status read_rope(const source *from, oproj_model *model) {
   const oproj_rope none = {10000.0, 1.0, 32.0, 1.0, 65536};
   const json_t *nested, *scaling;

@@ -1,7 +1,8 @@
 /* safetensors_write.c - owns the writing side of include/oproj/safetensors.h.
  *
  * The header is written first, from the list of tensors; data follows as it comes.  Until it is
- * complete the file has a temporary name, so that no reader ever sees half of one. */
+ * complete the file has no name (or, where the file system cannot do that, a temporary one), so
+ * that no reader ever sees half of one, and a killed writer leaves nothing. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -20,14 +21,14 @@ enum { LENGTH_BYTES = 8, HEADER_ALIGNMENT = 8, MAX_LINKS = 40 };
 
 struct oproj_tensors_writer {
   char *path, *temporary;
-  int descriptor; /* -1 until the temporary file exists */
+  int descriptor; /* -1 until the file exists */
+  bool named;     /* the file has its temporary name */
   json_t *header;
   size_t header_bytes;
   int64_t written, total; /* bytes of data */
 };
 
-/* ---- the file to replace -----------------------------------------------------------------------
- * */
+/* ---- the file to replace ------------------------------------------------------------------- */
 
 /* path's folder, in malloc'ed memory. */
 static char *folder_of(const char *path) {
@@ -86,8 +87,7 @@ out:
   return status;
 }
 
-/* ---- writing ------------------------------------------------------------------------------------
- * */
+/* ---- writing ------------------------------------------------------------------------------- */
 
 static oproj_status write_all(const oproj_tensors_writer *writer, const void *data, size_t bytes,
                               int64_t at) {
@@ -155,6 +155,33 @@ out:
   return status;
 }
 
+/* Without a name where that works: it needs the file system, and /proc to give it one later. */
+static oproj_status create_file(oproj_tensors_writer *writer) {
+  char *folder = folder_of(writer->path);
+  REQUIRE(folder, OPROJ_ERR_NOMEM, "%s: no memory for its name", writer->path);
+  if (access("/proc/self/fd", X_OK) == 0)
+    writer->descriptor = open(folder, O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666);
+  free(folder);
+  if (writer->descriptor >= 0) return OPROJ_OK;
+  writer->descriptor = open(writer->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  REQUIRE(writer->descriptor >= 0, OPROJ_ERR_IO, "%s: cannot be created: %s", writer->temporary,
+          strerror(errno));
+  writer->named = true;
+  return OPROJ_OK;
+}
+
+/* A name to rename from: linking cannot replace a former file. */
+static oproj_status name_file(oproj_tensors_writer *writer) {
+  if (writer->named) return OPROJ_OK;
+  char nameless[64];
+  snprintf(nameless, sizeof nameless, "/proc/self/fd/%d", writer->descriptor);
+  unlink(writer->temporary); /* of a killed process that had this number */
+  REQUIRE(linkat(AT_FDCWD, nameless, AT_FDCWD, writer->temporary, AT_SYMLINK_FOLLOW) == 0,
+          OPROJ_ERR_IO, "%s: cannot be created: %s", writer->temporary, strerror(errno));
+  writer->named = true;
+  return OPROJ_OK;
+}
+
 static oproj_status begin(oproj_tensors_writer *writer, const oproj_tensor *tensors, int32_t count,
                           const oproj_tensors_text *texts, int32_t text_count) {
   writer->header = json_object();
@@ -171,9 +198,7 @@ static oproj_status begin(oproj_tensors_writer *writer, const oproj_tensor *tens
   for (int32_t i = 0; i < count; i++) TRY(add_tensor(writer, &tensors[i]));
   REQUIRE(asprintf(&writer->temporary, "%s.tmp-%ld", writer->path, (long)getpid()) >= 0,
           OPROJ_ERR_NOMEM, "%s: no memory for its name", writer->path);
-  writer->descriptor = open(writer->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  REQUIRE(writer->descriptor >= 0, OPROJ_ERR_IO, "%s: cannot be created: %s", writer->temporary,
-          strerror(errno));
+  TRY(create_file(writer));
   return write_header(writer);
 }
 
@@ -226,6 +251,7 @@ oproj_status oproj_tensors_finish(oproj_tensors_writer *writer) {
                writer->written, writer->total);
   REQUIRE_GOTO(fsync(writer->descriptor) == 0, status, out, OPROJ_ERR_IO, "%s: flushing failed: %s",
                writer->temporary, strerror(errno));
+  TRY_GOTO(name_file(writer), status, out);
   REQUIRE_GOTO(rename(writer->temporary, writer->path) == 0, status, out, OPROJ_ERR_IO,
                "%s: cannot be renamed to %s: %s", writer->temporary, writer->path, strerror(errno));
   /* Nothing is left under the temporary name for abandon to remove. */
@@ -240,7 +266,7 @@ void oproj_tensors_abandon(oproj_tensors_writer *writer) {
   if (!writer) return;
   if (writer->descriptor >= 0) {
     close(writer->descriptor);
-    unlink(writer->temporary);
+    if (writer->named) unlink(writer->temporary);
   }
   json_decref(writer->header);
   free(writer->temporary);

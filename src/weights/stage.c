@@ -81,8 +81,8 @@ out:
 /* Gives the folder its name only if that is still free. */
 static oproj_status rename_new(const char *from, const char *to) {
   int failed = renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_NOREPLACE);
-  /* Network file systems may not know the flag; a plain rename still refuses a folder with files.
-   * */
+  /* Network file systems may not know the flag; a plain rename still refuses a folder with
+   * files. */
   if (failed && (errno == EINVAL || errno == ENOSYS)) failed = rename(from, to);
   REQUIRE(!failed, errno == EEXIST || errno == ENOTEMPTY ? OPROJ_ERR_INVALID : OPROJ_ERR_IO,
           "%s: cannot be renamed to %s: %s", from, to, strerror(errno));

@@ -15,8 +15,8 @@
  *   synth_values.c       the numbers in them
  *
  * The folder knows dims, shards and matrices from oproj.h, and nothing of ranks, devices or
- * communicators.  Whatever comes out of a file is checked once, where it enters, and trusted after.
- * */
+ * communicators.  Whatever comes out of a file is checked once, where it enters, and trusted
+ * after. */
 #ifndef OPROJ_WEIGHTS_H
 #define OPROJ_WEIGHTS_H
 

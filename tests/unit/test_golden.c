@@ -1,6 +1,6 @@
 /* test_golden.c - the reference backend against vectors made by other people's GPU kernels
- * (tests/data/golden/README.md): codes and scales byte for byte, z and y to within bf16 rounding.
- * */
+ * (tests/data/golden/README.md): codes and scales byte for byte, z and y to within
+ * bf16 rounding. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

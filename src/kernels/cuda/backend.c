@@ -259,8 +259,7 @@ static oproj_status stage_out_project(oproj_kernels_weights *w, const oproj_quan
   return project_out(w, z, partial, 0, stream);
 }
 
-/* ---- the chain ----------------------------------------------------------------------------------
- * */
+/* ---- the chain ----------------------------------------------------------------------------- */
 
 static oproj_status choose_path(const oproj_kernels_weights *w, int32_t tokens, int own_out,
                                 oproj_path_choice *out) {

@@ -146,8 +146,8 @@ struct Project {
     return p.stages < b.slots ? p.stages : b.slots;
   }
 
-  /* Weights do not depend on the kernel before: a ring full of them sets out before anything else.
-   * */
+  /* Weights do not depend on the kernel before: a ring full of them sets out before
+   * anything else. */
   static __device__ void begin_copies(const sm90_product &p, const Block &b) {
     for (int slot = 0; slot < p.stages; slot++) {
       barrier_init(full(b, slot), FUSED ? 2 : 1);
