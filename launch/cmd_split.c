@@ -7,6 +7,16 @@
 #include "oproj/checkpoint.h"
 #include "report.h"
 
+/* A layer that is missing altogether would be missed only when the ranks come for it. */
+static oproj_status check_complete(const oproj_checkpoint *checkpoint) {
+  const oproj_model *model = oproj_checkpoint_model(checkpoint);
+  oproj_status status = OPROJ_OK;
+  oproj_layer_info info;
+  for (int32_t i = 0; i < model->layers + model->draft_layers && status == OPROJ_OK; i++)
+    status = oproj_checkpoint_layer(checkpoint, i, &info);
+  return status;
+}
+
 oproj_status cmd_split(job_state *job, int argc, char **argv) {
   const char *dir = NULL, *out = NULL;
   int64_t none = INT64_MIN, tp = none;
@@ -30,6 +40,7 @@ oproj_status cmd_split(job_state *job, int argc, char **argv) {
   job_catch_interrupts();
   oproj_checkpoint *checkpoint = NULL;
   oproj_status status = oproj_checkpoint_open(&checkpoint, dir);
+  if (status == OPROJ_OK) status = check_complete(checkpoint);
   report_progress progress = {.what = "splitting", .shown_percent = -1};
   if (status == OPROJ_OK)
     status = oproj_checkpoint_split(checkpoint, out, uneven ? OPROJ_SPLIT_UNEVEN : OPROJ_SPLIT_EVEN,

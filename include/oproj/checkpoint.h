@@ -95,7 +95,7 @@ typedef int (*oproj_progress_fn)(void *user, int64_t done_bytes, int64_t total_b
 /* Writes one safetensors file per rank, a copy of config.json and, last, the manifest
  * oproj-split.json (format version, plan, identity of the source, checksum of every tensor), all
  * under a temporary folder name that is renamed when complete.  `dir` must not exist.  All layers
- * are written; one without WO_A or WO_B is refused, by name.
+ * of the checkpoint that have WO_A and WO_B are written; one with only a part of them is refused.
  * ERR_INVALID: dir exists, the checkpoint is split already, or progress stopped it. */
 OPROJ_API oproj_status oproj_checkpoint_split(const oproj_checkpoint *checkpoint, const char *dir,
                                               oproj_split split, int32_t size,

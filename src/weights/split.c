@@ -37,6 +37,13 @@ typedef struct job {
 
 /* ---- what is written ----------------------------------------------------------------------- */
 
+static bool is_absent(const oproj_weights_layer *layer) {
+  for (int matrix = 0; matrix < OPROJ_WEIGHTS_MATRICES; matrix++)
+    for (int part = 0; part < OPROJ_WEIGHTS_PARTS; part++)
+      if (layer->slot[matrix][part].first.tensor) return false;
+  return true;
+}
+
 static void add_entry(job *work, const oproj_weights_found *found, oproj_weights_name name) {
   entry *to = &work->entries[work->count++];
   *to = (entry){.found = *found, .matrix = name.matrix, .part = name.part};
@@ -51,6 +58,7 @@ static oproj_status choose_entries(job *work) {
       calloc((size_t)layers * OPROJ_WEIGHTS_MATRICES * OPROJ_WEIGHTS_PARTS, sizeof *work->entries);
   REQUIRE(work->entries, OPROJ_ERR_NOMEM, "no memory to split %d layers", layers);
   for (int32_t layer = 0; layer < layers; layer++) {
+    if (is_absent(&work->source->layers[layer])) continue;
     bool draft = layer >= model->layers;
     for (int matrix = 0; matrix < OPROJ_WEIGHTS_MATRICES; matrix++) {
       oproj_weights_matrix_info info;
@@ -72,7 +80,8 @@ static oproj_status check_scales(const job *work) {
   oproj_shard whole;
   TRY(oproj_plan_shard(&model->dims, OPROJ_SPLIT_EVEN, 1, 0, &whole));
   for (int32_t layer = 0; layer < model->layers + model->draft_layers; layer++)
-    TRY(oproj_checkpoint_check_scales(work->source, layer, &whole));
+    if (!is_absent(&work->source->layers[layer]))
+      TRY(oproj_checkpoint_check_scales(work->source, layer, &whole));
   return OPROJ_OK;
 }
 

@@ -1134,10 +1134,11 @@ def interrupt_twice(bench):
 
 
 def has_begun(target):
-    """Some megabytes lie under a temporary name."""
-    sizes = [p.stat().st_size for t in target.parent.glob(target.name + ".tmp-*")
-             for p in t.glob("*")]
-    return sum(sizes) > 4 << 20
+    """The temporary folder is there, and files in it are being written: they have no names yet."""
+    if not list(target.parent.glob(target.name + ".tmp-*")):
+        return False
+    time.sleep(0.1)
+    return True
 
 
 def interrupt_synth(bench, sent):
