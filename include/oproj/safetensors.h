@@ -69,8 +69,9 @@ typedef struct oproj_tensors_text {
  * or not writable.  For callers that write other files by the same rule. */
 OPROJ_API oproj_status oproj_tensors_target(const char *path, char **out);
 
-/* Begins a file of these tensors, laid out in the order given, under a temporary name beside the
- * target of `path`, which must be one for oproj_tensors_target.  Names must be distinct and dtypes
+/* Begins a file of these tensors, laid out in the order given, beside the target of `path`,
+ * which must be one for oproj_tensors_target; it has no name (where the file system cannot do that,
+ * a temporary one) until it is finished.  Names must be distinct and dtypes
  * known (ERR_INVALID).  Nothing is borrowed after the call. */
 OPROJ_API oproj_status oproj_tensors_create(oproj_tensors_writer **out, const char *path,
                                             const oproj_tensor *tensors, int32_t count,
@@ -88,7 +89,7 @@ OPROJ_API oproj_status oproj_tensors_rewrite_text(oproj_tensors_writer *writer, 
  * failure too, and then leaves nothing behind.  ERR_INVALID: bytes are missing. */
 OPROJ_API oproj_status oproj_tensors_finish(oproj_tensors_writer *writer);
 
-/* Gives up: removes the temporary file and frees the writer.  NULL is allowed. */
+/* Gives up: removes the file and frees the writer.  NULL is allowed. */
 OPROJ_API void oproj_tensors_abandon(oproj_tensors_writer *writer);
 
 #ifdef __cplusplus

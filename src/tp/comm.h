@@ -41,8 +41,8 @@ typedef struct oproj_comm_ops {
 
   /* The same in device memory, or NULL, all three, where the communicator knows host memory alone.
    * attach is COLLECTIVE, allocates for max_tokens once, and leaves with one status on all ranks;
-   * its `site` may die with the call.  detach follows the death of the site's kernels, so nothing
-   * runs on the device any more.  reduce_device only enqueues on `stream`, a CUDA graph may capture
+   * its kernels must outlive the end.  detach frees device memory, which waits for what still runs.
+   * reduce_device only enqueues on `stream`, a CUDA graph may capture
    * it, and every rank must call it, with the same mode and tokens > 0. */
   oproj_status (*attach)(oproj_comm *comm, const oproj_comm_site *site, oproj_comm_end **out);
   void (*detach)(oproj_comm *comm, oproj_comm_end *end);

@@ -129,10 +129,12 @@ void oproj_ctx_destroy(oproj_ctx *ctx) {
   if (!ctx) return;
   if (ctx->kernels) {
     ctx->ops->host_destroy(ctx->kernels, ctx->host_partial);
-    if (!ctx->end) ctx->ops->buffer_destroy(ctx->kernels, ctx->partial);
+    if (ctx->end)
+      ctx->comm->ops->detach(ctx->comm, ctx->end); /* frees through the backend: before its end */
+    else
+      ctx->ops->buffer_destroy(ctx->kernels, ctx->partial);
     ctx->ops->close(ctx->kernels);
   }
-  if (ctx->end) ctx->comm->ops->detach(ctx->comm, ctx->end);
   free(ctx);
 }
 

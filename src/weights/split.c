@@ -2,8 +2,8 @@
  * rank, and the manifest that describes them (its form: split_open.c).
  *
  * A part keeps its dtype and gets the released model's name.  The identity depends on all
- * checksums, so rank files are begun with a placeholder for it and keep their temporary names to
- * the end. */
+ * checksums, so rank files are begun with zeros in its place, which are overwritten before the
+ * files get their names. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
