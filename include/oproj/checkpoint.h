@@ -83,14 +83,50 @@ OPROJ_API void oproj_slices_free(oproj_slices *slices); /* a zeroed or freed one
 OPROJ_API oproj_status oproj_checkpoint_check_scales(const oproj_checkpoint *checkpoint,
                                                      int32_t layer, const oproj_shard *shard);
 
-/* COLLECTIVE.  oproj_checkpoint_read of this rank's share and oproj_layer_create or _replace. */
-OPROJ_API oproj_status oproj_layer_load(oproj_layer **out, oproj_ctx *ctx,
-                                        const oproj_checkpoint *checkpoint, int32_t layer);
-OPROJ_API oproj_status oproj_layer_reload(oproj_layer *layer, const oproj_checkpoint *checkpoint,
-                                          int32_t index);
-
 /* Called during long work with the bytes done so far and in all; nonzero stops it (ERR_INVALID). */
 typedef int (*oproj_progress_fn)(void *user, int64_t done_bytes, int64_t total_bytes);
+
+typedef struct oproj_load_config {
+  size_t struct_size;   /* set by OPROJ_LOAD_CONFIG_INIT */
+  int64_t memory_bytes; /* host memory that a load may take on this rank while it runs, beside the
+                           layers themselves: room for one layer's share, or better for two, and
+                           three rows of WO_B, or better 24 MB */
+  oproj_progress_fn progress; /* NULL, or called on this rank with the bytes of all ranks; it may be
+                                 set on one rank alone, and stops all */
+  void *user;
+} oproj_load_config;
+#define OPROJ_LOAD_CONFIG_INIT \
+  { sizeof(oproj_load_config), INT64_C(1) << 30, NULL, NULL }
+
+/* What a load has done on this rank. Of all ranks together read equals needed: each byte is read
+ * once, by the rank that needs it or by one that hands it on. */
+typedef struct oproj_load_report {
+  int64_t needed_bytes;   /* this rank's share, as stored */
+  int64_t read_bytes;     /* from the files, less headers */
+  int64_t received_bytes; /* from other ranks */
+  double seconds;
+} oproj_load_report;
+
+/* COLLECTIVE.  Loads layers[0 .. count) in one pass; out[count].  All ranks must ask for the same
+ * layers, of copies of one checkpoint.  Either every rank has all layers, or all get the same error
+ * and none a layer: errors of oproj_checkpoint_read and oproj_layer_create, ERR_IO where a file has
+ * changed its size meanwhile, ERR_INVALID where memory_bytes is too small or progress stopped it.
+ * `config` NULL: the defaults; `report` NULL: none.  Two threads of the load's own read and copy to
+ * the device; MPI is called from the calling thread alone. */
+OPROJ_API oproj_status oproj_layers_load(oproj_layer **out, oproj_ctx *ctx,
+                                         const oproj_checkpoint *checkpoint, const int32_t *layers,
+                                         int32_t count, const oproj_load_config *config,
+                                         oproj_load_report *report);
+
+/* COLLECTIVE.  The same for one layer, with the defaults. */
+OPROJ_API oproj_status oproj_layer_load(oproj_layer **out, oproj_ctx *ctx,
+                                        const oproj_checkpoint *checkpoint, int32_t layer);
+
+/* COLLECTIVE.  oproj_layer_replace by what a checkpoint holds for layer `index`: device addresses
+ * stay.  Nothing is overwritten before every rank has read and checked all of its new values, so
+ * that on an error of the files or of a rank the old ones keep serving. */
+OPROJ_API oproj_status oproj_layer_reload(oproj_layer *layer, const oproj_checkpoint *checkpoint,
+                                          int32_t index);
 
 /* Writes one safetensors file per rank, a copy of config.json and, last, the manifest
  * oproj-split.json (format version, plan, identity of the source, checksum of every tensor), all

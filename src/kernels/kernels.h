@@ -60,9 +60,13 @@ typedef struct oproj_kernels_ops {
   oproj_status (*open)(oproj_kernels **out, const oproj_kernels_config *config);
   void (*close)(oproj_kernels *kernels);
 
-  /* wo_a [groups held * lora_rank, D], wo_b [hidden, z cols]; replace keeps every address. */
+  /* wo_a [groups held * lora_rank, D], wo_b [hidden, z cols].  create may be called by another
+   * thread than the context's, while that makes no call.  replace keeps every address; check, of
+   * shapes and dtypes that fit, says whether it can. */
   oproj_status (*weights_create)(oproj_kernels_weights **out, oproj_kernels *kernels,
                                  const oproj_matrix *wo_a, const oproj_matrix *wo_b);
+  oproj_status (*weights_check)(const oproj_kernels_weights *weights, const oproj_matrix *wo_a,
+                                const oproj_matrix *wo_b);
   oproj_status (*weights_replace)(oproj_kernels_weights *weights, const oproj_matrix *wo_a,
                                   const oproj_matrix *wo_b);
   void (*weights_destroy)(oproj_kernels_weights *weights);

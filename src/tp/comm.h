@@ -34,6 +34,12 @@ typedef struct oproj_comm_ops {
   /* COLLECTIVE.  The smallest value over ranks. */
   oproj_status (*min_i32)(oproj_comm *comm, int32_t mine, int32_t *out);
 
+  /* COLLECTIVE. Sends send_bytes[r] bytes to every rank r and receives receive_bytes[r] from it.
+   * At both ends they lie one behind the other in rank order, in host memory, 2^31 - 1 bytes at
+   * most. NULL for one rank alone. */
+  oproj_status (*exchange)(oproj_comm *comm, const void *send, const int32_t *send_bytes,
+                           void *receive, const int32_t *receive_bytes);
+
   /* COLLECTIVE.  Sums bf16 [tokens, hidden] partials in host memory, as mode says (oproj.h); `y`
    * may be `partial`.  NULL for one rank alone. */
   oproj_status (*reduce)(oproj_comm *comm, oproj_reduce mode, int32_t tokens, int32_t hidden,

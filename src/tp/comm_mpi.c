@@ -56,6 +56,24 @@ static oproj_status mpi_min_i32(oproj_comm *comm, int32_t mine, int32_t *out) {
   return OPROJ_OK;
 }
 
+static oproj_status mpi_exchange(oproj_comm *comm, const void *send, const int32_t *send_bytes,
+                                 void *receive, const int32_t *receive_bytes) {
+  const comm_mpi *c = mpi_of(comm);
+  int32_t size = c->head.size;
+  int *sent = c->counts, *sent_at = sent + size, *received = sent_at + size,
+      *received_at = received + size;
+  for (int32_t r = 0; r < size; r++) {
+    sent[r] = send_bytes[r];
+    received[r] = receive_bytes[r];
+    sent_at[r] = r ? sent_at[r - 1] + sent[r - 1] : 0;
+    received_at[r] = r ? received_at[r - 1] + received[r - 1] : 0;
+  }
+  MPI_TRY(MPI_Alltoallv(send, sent, sent_at, MPI_BYTE, receive, received, received_at, MPI_BYTE,
+                        c->mpi),
+          "MPI_Alltoallv");
+  return OPROJ_OK;
+}
+
 /* ---- the deterministic sum ----------------------------------------------------------------- */
 
 /* Elements of rank r's range that lie in [offset, offset + PIECE) of it. */
@@ -177,6 +195,7 @@ static const oproj_comm_ops mpi_ops = {
     .name = "mpi",
     .broadcast = mpi_broadcast,
     .min_i32 = mpi_min_i32,
+    .exchange = mpi_exchange,
     .reduce = mpi_reduce,
     .destroy = mpi_destroy,
 };

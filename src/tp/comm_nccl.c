@@ -77,6 +77,12 @@ static oproj_status nccl_min_i32(oproj_comm *comm, int32_t mine, int32_t *out) {
   return mpi->ops->min_i32(mpi, mine, out);
 }
 
+static oproj_status nccl_exchange(oproj_comm *comm, const void *send, const int32_t *send_bytes,
+                                  void *receive, const int32_t *receive_bytes) {
+  oproj_comm *mpi = nccl_of(comm)->mpi;
+  return mpi->ops->exchange(mpi, send, send_bytes, receive, receive_bytes);
+}
+
 static oproj_status nccl_reduce(oproj_comm *comm, oproj_reduce mode, int32_t tokens, int32_t hidden,
                                 const uint16_t *partial, uint16_t *y) {
   oproj_comm *mpi = nccl_of(comm)->mpi;
@@ -360,6 +366,7 @@ static const oproj_comm_ops nccl_ops = {
     .name = "nccl",
     .broadcast = nccl_broadcast,
     .min_i32 = nccl_min_i32,
+    .exchange = nccl_exchange,
     .reduce = nccl_reduce,
     .attach = nccl_attach,
     .detach = nccl_detach,

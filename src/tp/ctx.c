@@ -105,6 +105,7 @@ oproj_status oproj_ctx_create(oproj_ctx **out, oproj_comm *comm, const oproj_dim
     ctx->comm = comm;
     ctx->dims = *dims;
     ctx->shard = shard;
+    ctx->split = full.split;
     ctx->reduce = full.reduce;
     ctx->path = full.path;
     ctx->max_tokens = full.max_tokens;

@@ -10,6 +10,7 @@ struct oproj_ctx {
   oproj_comm *comm; /* borrowed */
   oproj_dims dims;
   oproj_shard shard;
+  oproj_split split;
   oproj_reduce reduce;
   oproj_path path; /* forced, or AUTO */
   int32_t max_tokens;
@@ -41,5 +42,13 @@ struct oproj_layer {
   int32_t has_adapter;
   oproj_kernels_out out;
 };
+
+/* Rank-local: checks matrices against the context and copies them into a new layer. */
+oproj_status oproj_layer_make(oproj_layer **out, oproj_ctx *ctx, const oproj_matrix *wo_a,
+                              const oproj_matrix *wo_b);
+
+/* Rank-local: whether matrices can take the place of a layer's. */
+oproj_status oproj_layer_check(const oproj_layer *layer, const oproj_matrix *wo_a,
+                               const oproj_matrix *wo_b);
 
 #endif /* OPROJ_TP_CTX_H */

@@ -1,12 +1,11 @@
 /* layer.c - the top: one layer's weights on one rank, the forward call and its stages.
  *
- * This is the one place where the plan, the checkpoint's slices, a backend and the reduction meet.
+ * This is where the plan, a backend and the reduction meet; load.c brings weights from files.
  * Every argument is checked here, once; backends trust what they are given. */
 #include <stdlib.h>
 
 #include "base/checked.h"
 #include "base/error.h"
-#include "oproj/checkpoint.h"
 #include "tp/ctx.h"
 
 /* ---- weights ------------------------------------------------------------------------------- */
@@ -38,8 +37,8 @@ static oproj_status check_weights(const oproj_ctx *ctx, const oproj_matrix *wo_a
   return check_matrix(d, "wo_b", wo_b, d->hidden, z_cols);
 }
 
-static oproj_status create_here(oproj_layer **out, oproj_ctx *ctx, const oproj_matrix *wo_a,
-                                const oproj_matrix *wo_b) {
+oproj_status oproj_layer_make(oproj_layer **out, oproj_ctx *ctx, const oproj_matrix *wo_a,
+                              const oproj_matrix *wo_b) {
   TRY(check_weights(ctx, wo_a, wo_b));
   oproj_layer *layer = calloc(1, sizeof *layer);
   REQUIRE(layer, OPROJ_ERR_NOMEM, "no memory for a layer");
@@ -55,22 +54,16 @@ static oproj_status create_here(oproj_layer **out, oproj_ctx *ctx, const oproj_m
   return OPROJ_OK;
 }
 
-static oproj_status create_agreed(oproj_layer **out, oproj_ctx *ctx, oproj_layer *layer,
-                                  oproj_status mine) {
-  oproj_status status = oproj_comm_agree(ctx->comm, mine);
-  if (status != OPROJ_OK) {
-    oproj_layer_destroy(layer);
-    return status;
-  }
-  *out = layer;
-  return OPROJ_OK;
-}
-
 oproj_status oproj_layer_create(oproj_layer **out, oproj_ctx *ctx, const oproj_matrix *wo_a,
                                 const oproj_matrix *wo_b) {
   REQUIRE(out && ctx, OPROJ_ERR_INVALID, "out and ctx must not be NULL");
   oproj_layer *layer = NULL;
-  return create_agreed(out, ctx, layer, create_here(&layer, ctx, wo_a, wo_b));
+  oproj_status status = oproj_comm_agree(ctx->comm, oproj_layer_make(&layer, ctx, wo_a, wo_b));
+  if (status == OPROJ_OK)
+    *out = layer;
+  else
+    oproj_layer_destroy(layer);
+  return status;
 }
 
 void oproj_layer_destroy(oproj_layer *layer) {
@@ -79,42 +72,20 @@ void oproj_layer_destroy(oproj_layer *layer) {
   free(layer);
 }
 
-static oproj_status check_replacement(const oproj_layer *layer, const oproj_matrix *wo_a,
-                                      const oproj_matrix *wo_b) {
+oproj_status oproj_layer_check(const oproj_layer *layer, const oproj_matrix *wo_a,
+                               const oproj_matrix *wo_b) {
   TRY(check_weights(layer->ctx, wo_a, wo_b));
   REQUIRE(wo_a->dtype == layer->wo_a && wo_b->dtype == layer->wo_b, OPROJ_ERR_SHAPE,
           "the new weights have other dtypes than the layer");
-  return OPROJ_OK;
+  return layer->ctx->ops->weights_check(layer->weights, wo_a, wo_b);
 }
 
 oproj_status oproj_layer_replace(oproj_layer *layer, const oproj_matrix *wo_a,
                                  const oproj_matrix *wo_b) {
   REQUIRE(layer, OPROJ_ERR_INVALID, "layer must not be NULL");
   oproj_ctx *ctx = layer->ctx;
-  TRY(oproj_comm_agree(ctx->comm, check_replacement(layer, wo_a, wo_b)));
+  TRY(oproj_comm_agree(ctx->comm, oproj_layer_check(layer, wo_a, wo_b)));
   return oproj_comm_agree(ctx->comm, ctx->ops->weights_replace(layer->weights, wo_a, wo_b));
-}
-
-oproj_status oproj_layer_load(oproj_layer **out, oproj_ctx *ctx, const oproj_checkpoint *checkpoint,
-                              int32_t index) {
-  REQUIRE(out && ctx && checkpoint, OPROJ_ERR_INVALID, "out, ctx and checkpoint must not be NULL");
-  oproj_slices slices = {0};
-  oproj_layer *layer = NULL;
-  oproj_status status = oproj_checkpoint_read(checkpoint, index, &ctx->shard, &slices);
-  if (status == OPROJ_OK) status = create_here(&layer, ctx, &slices.wo_a, &slices.wo_b);
-  oproj_slices_free(&slices);
-  return create_agreed(out, ctx, layer, status);
-}
-
-oproj_status oproj_layer_reload(oproj_layer *layer, const oproj_checkpoint *checkpoint,
-                                int32_t index) {
-  REQUIRE(layer && checkpoint, OPROJ_ERR_INVALID, "layer and checkpoint must not be NULL");
-  oproj_slices slices = {0};
-  oproj_status status = oproj_comm_agree(
-      layer->ctx->comm, oproj_checkpoint_read(checkpoint, index, &layer->ctx->shard, &slices));
-  if (status == OPROJ_OK) status = oproj_layer_replace(layer, &slices.wo_a, &slices.wo_b);
-  oproj_slices_free(&slices);
-  return status;
 }
 
 oproj_status oproj_layer_set_adapter(oproj_layer *layer, const oproj_adapter *adapter) {

@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "weights/json.h"
 #include "weights/safetensors.h"
+#include "weights/source.h"
 
 enum { LENGTH_BYTES = 8, MAX_HEADER_BYTES = 100000000 };
 static const size_t max_read_bytes = (size_t)1 << 30; /* one pread moves at most 2 GB */
@@ -267,4 +268,14 @@ oproj_status oproj_tensors_read(const oproj_tensors_file *file, const oproj_tens
           "%s: tensor %s has %" PRId64 " bytes; %" PRId64 " at %" PRId64 " were asked for",
           file->path, tensor->name, tensor->bytes, bytes, begin);
   return read_at(file->path, file->descriptor, tensor->offset + begin, bytes, out);
+}
+
+oproj_status oproj_weights_check_size(const oproj_tensors_file *file) {
+  struct stat facts;
+  REQUIRE(fstat(file->descriptor, &facts) == 0, OPROJ_ERR_IO, "%s: cannot be examined: %s",
+          file->path, strerror(errno));
+  REQUIRE(facts.st_size == file->file_bytes, OPROJ_ERR_IO,
+          "%s: has %" PRId64 " bytes now and had %" PRId64 " when it was opened", file->path,
+          (int64_t)facts.st_size, file->file_bytes);
+  return OPROJ_OK;
 }

@@ -40,6 +40,14 @@ oproj_status oproj_weights_read_region(const oproj_weights_found *found,
   return status;
 }
 
+static oproj_status read_split(const oproj_checkpoint *checkpoint, const oproj_tensor *tensor,
+                               const oproj_weights_region *region, int32_t rank, void *out) {
+  oproj_weights_found part;
+  TRY(oproj_weights_split_find(checkpoint, rank, tensor, region, &part));
+  TRY(oproj_tensors_read(part.file, part.tensor, 0, part.tensor->bytes, out));
+  return oproj_weights_split_verify(checkpoint, rank, part.tensor, out);
+}
+
 /* One tensor's part, allocated here, as stored. */
 static oproj_status read_part(const oproj_checkpoint *checkpoint, const oproj_weights_found *found,
                               const oproj_weights_region *region, int32_t rank, void **out) {
@@ -48,9 +56,8 @@ static oproj_status read_part(const oproj_checkpoint *checkpoint, const oproj_we
   int64_t bytes = count * (oproj_weights_dtype_bits(tensor->dtype) / 8);
   void *data = malloc((size_t)bytes);
   REQUIRE(data, OPROJ_ERR_NOMEM, "tensor %s: no memory for %" PRId64 " bytes", tensor->name, bytes);
-  oproj_status status = checkpoint->split
-                            ? oproj_weights_split_read(checkpoint, rank, tensor, region, data)
-                            : oproj_weights_read_region(found, region, data);
+  oproj_status status = checkpoint->split ? read_split(checkpoint, tensor, region, rank, data)
+                                          : oproj_weights_read_region(found, region, data);
   if (status == OPROJ_OK)
     *out = data;
   else
@@ -65,8 +72,8 @@ static float widen(const char *dtype, const void *stored, int64_t index) {
   return oproj_ue8m0_to_f32(((const uint8_t *)stored)[index]);
 }
 
-static oproj_status widen_all(const oproj_tensor *tensor, const oproj_weights_region *region,
-                              const void *stored, float *out) {
+oproj_status oproj_weights_widen(const oproj_tensor *tensor, const oproj_weights_region *region,
+                                 const void *stored, float *out) {
   int64_t cols = region->col_end - region->col_begin;
   int64_t count = (region->row_end - region->row_begin) * cols;
   for (int64_t i = 0; i < count; i++) {
@@ -92,7 +99,7 @@ static oproj_status read_scales(const oproj_checkpoint *checkpoint,
   scales = malloc((size_t)count * sizeof *scales);
   REQUIRE_GOTO(scales, status, out, OPROJ_ERR_NOMEM, "scale %s: no memory for %" PRId64 " floats",
                found->tensor->name, count);
-  TRY_GOTO(widen_all(found->tensor, &region, stored, scales), status, out);
+  TRY_GOTO(oproj_weights_widen(found->tensor, &region, stored, scales), status, out);
   *out = scales;
   scales = NULL;
 out:

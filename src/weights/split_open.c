@@ -289,29 +289,43 @@ void oproj_weights_rank_file(int32_t rank, int32_t size, char out[64]) {
   snprintf(out, 64, "rank-%05d-of-%05d.safetensors", rank, size);
 }
 
-oproj_status oproj_weights_split_read(const oproj_checkpoint *checkpoint, int32_t rank,
+oproj_status oproj_weights_split_find(const oproj_checkpoint *checkpoint, int32_t rank,
                                       const oproj_tensor *tensor,
-                                      const oproj_weights_region *region, void *out) {
-  const oproj_weights_split *split = checkpoint->split;
+                                      const oproj_weights_region *region,
+                                      oproj_weights_found *part) {
   const oproj_tensors_file *file = checkpoint->files[rank];
   char name[64];
-  oproj_weights_rank_file(rank, split->size, name);
+  oproj_weights_rank_file(rank, checkpoint->split->size, name);
   REQUIRE(file, OPROJ_ERR_IO, "%s/%s: the file of rank %d is missing", checkpoint->dir, name, rank);
-  const oproj_tensor *part = oproj_tensors_find(file, tensor->name);
-  REQUIRE(part, OPROJ_ERR_IO, "%s/%s: tensor %s is missing", checkpoint->dir, name, tensor->name);
+  const oproj_tensor *found = oproj_tensors_find(file, tensor->name);
+  REQUIRE(found, OPROJ_ERR_IO, "%s/%s: tensor %s is missing", checkpoint->dir, name, tensor->name);
   int64_t rows = region->row_end - region->row_begin, cols = region->col_end - region->col_begin;
-  REQUIRE(strcmp(part->dtype, tensor->dtype) == 0 && part->dimensions == 2 &&
-              part->shape[0] == rows && part->shape[1] == cols,
+  REQUIRE(strcmp(found->dtype, tensor->dtype) == 0 && found->dimensions == 2 &&
+              found->shape[0] == rows && found->shape[1] == cols,
           OPROJ_ERR_SHAPE,
           "%s/%s: tensor %s is %s [%" PRId64 ", %" PRId64 "]; %s [%" PRId64 ", %" PRId64
           "] is wanted",
-          checkpoint->dir, name, tensor->name, part->dtype, part->shape[0], part->shape[1],
+          checkpoint->dir, name, tensor->name, found->dtype, found->shape[0], found->shape[1],
           tensor->dtype, rows, cols);
-  TRY(oproj_tensors_read(file, part, 0, part->bytes, out));
-  uint64_t found = oproj_weights_checksum(out, (size_t)part->bytes);
-  uint64_t wanted = split->checksums[(int64_t)rank * split->count + (tensor - split->tensors)];
+  *part = (oproj_weights_found){found, file};
+  return OPROJ_OK;
+}
+
+/* The manifest's number of a tensor. */
+static int32_t number_of(const oproj_weights_split *split, const char *name) {
+  int32_t i = 0;
+  while (i < split->count - 1 && strcmp(split->tensors[i].name, name) != 0) i++;
+  return i;
+}
+
+oproj_status oproj_weights_split_verify(const oproj_checkpoint *checkpoint, int32_t rank,
+                                        const oproj_tensor *part, const void *stored) {
+  const oproj_weights_split *split = checkpoint->split;
+  uint64_t found = oproj_weights_checksum(stored, (size_t)part->bytes);
+  int64_t index = (int64_t)rank * split->count + number_of(split, part->name);
+  uint64_t wanted = split->checksums[index];
   REQUIRE(found == wanted, OPROJ_ERR_IO,
-          "%s/%s: tensor %s has checksum %016" PRIx64 "; the manifest has %016" PRIx64,
-          checkpoint->dir, name, tensor->name, found, wanted);
+          "%s: tensor %s has checksum %016" PRIx64 "; the manifest has %016" PRIx64,
+          oproj_tensors_path(checkpoint->files[rank]), part->name, found, wanted);
   return OPROJ_OK;
 }

@@ -8,6 +8,8 @@
  *   index.c              which files hold a layer's tensors
  *   checkpoint.c         open, close, what a layer consists of: shapes and dtypes checked
  *   slices.c             a shard's rows and columns, scales as f32
+ *   source.h, source.c   where a shard's part of a tensor lies: what the loader of tp, which reads
+ *                        by itself, knows of this folder
  *   split.c              writing one file per rank
  *   split_open.c         reading that form: manifest, identity, checksums
  *   stage.c              folders that appear complete or not at all
@@ -25,6 +27,7 @@
 #include "oproj/checkpoint.h"
 #include "oproj/safetensors.h"
 #include "weights/names.h"
+#include "weights/source.h"
 
 /* More draft layers than this are taken for a config.json that lies about num_hidden_layers. */
 enum { OPROJ_WEIGHTS_MAX_LAYERS = 4096, OPROJ_WEIGHTS_MAX_DRAFT = 64 };
@@ -94,18 +97,7 @@ const oproj_weights_slot *oproj_weights_slot_of(const oproj_checkpoint *checkpoi
 /* index.c: opens the files of a whole checkpoint and adds their tensors. */
 oproj_status oproj_weights_index_open(oproj_checkpoint *checkpoint);
 
-/* ---- geometry: who holds what of a tensor -------------------------------------------------- */
-
-/* A rectangle of a tensor, in the tensor's own elements (blocks, for scales). */
-typedef struct oproj_weights_region {
-  int64_t rows, cols; /* the whole tensor */
-  int64_t row_begin, row_end, col_begin, col_end;
-} oproj_weights_region;
-
-/* What z columns [z_begin, z_end), multiples of quant_block, need of one tensor. */
-oproj_weights_region oproj_weights_region_of(const oproj_dims *dims, oproj_weights_matrix matrix,
-                                             oproj_weights_part part, int64_t z_begin,
-                                             int64_t z_end);
+/* ---- a layer's tensors --------------------------------------------------------------------- */
 
 /* One matrix of a layer, its tensors checked against dims. */
 typedef struct oproj_weights_matrix_info {
@@ -156,11 +148,16 @@ void oproj_weights_split_free(oproj_weights_split *split); /* NULL is allowed */
 int32_t oproj_weights_split_size(const oproj_weights_split *split);
 oproj_split oproj_weights_split_kind(const oproj_weights_split *split);
 
-/* Reads a rank's part of a tensor, which must have the region's extents, and holds it to the
- * checksum of the manifest. */
-oproj_status oproj_weights_split_read(const oproj_checkpoint *checkpoint, int32_t rank,
+/* Finds a rank's part of a tensor of the manifest; it must have the region's extents.  part->tensor
+ * and part->file are the rank file's. */
+oproj_status oproj_weights_split_find(const oproj_checkpoint *checkpoint, int32_t rank,
                                       const oproj_tensor *tensor,
-                                      const oproj_weights_region *region, void *out);
+                                      const oproj_weights_region *region,
+                                      oproj_weights_found *part);
+
+/* Holds the bytes of a rank's part, by the tensor's name, to the checksum of the manifest. */
+oproj_status oproj_weights_split_verify(const oproj_checkpoint *checkpoint, int32_t rank,
+                                        const oproj_tensor *part, const void *stored);
 
 /* ---- folders that appear at once (stage.c) ------------------------------------------------- */
 

@@ -21,7 +21,7 @@ CLEAN = {
     "src/weights/weights.h": '#include "oproj/checkpoint.h"\n#include <jansson.h>\n',
     "src/weights/a.c": '#include "weights/weights.h"\n#include <xxhash.h>\n#include <sys/stat.h>\n',
     "src/tp/comm.h": '#include "oproj.h"\n',
-    "src/tp/a.c": '#include "tp/comm.h"\n#include "kernels/kernels.h"\n#include "oproj/mpi.h"\n'
+    "src/tp/a.c": '#include "tp/comm.h"\n#include "weights/source.h"\n#include "kernels/kernels.h"\n#include "oproj/mpi.h"\n'
                   '#include <hwloc.h>\n#include <mpi.h>\n#include <nccl.h>\n',
     "include/oproj.h": "#include <stdint.h>\n#ifdef ANY\n#endif\n",
     "include/oproj/checkpoint.h": '#include "oproj.h"\n',

@@ -38,4 +38,18 @@ void small_tensors(const small_layer *layer, const char *base_a, const char *bas
 /* config.json and model.safetensors with both layers under released names. */
 void small_write(const char *dir, small_layer layers[SMALL_LAYERS]);
 
+/* ---- for up to eight ranks ------------------------------------------------------------------ */
+
+enum {
+  WIDE_HIDDEN = 200,
+  WIDE_GROUPS = 8,
+  WIDE_D = 128,
+  WIDE_Z = 1024,
+  WIDE_LAYERS = 5 /* WO_A of layer 1 is BF16; scales of layer 2 are F32 */
+};
+
+/* config.json and WIDE_LAYERS layers in two files with an index, data beginning at odd bytes.  All
+ * values depend on the seed. */
+void wide_write(const char *dir, unsigned seed);
+
 #endif /* TESTS_SUPPORT_CHECKPOINTS_H */

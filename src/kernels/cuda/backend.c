@@ -317,6 +317,7 @@ static const oproj_kernels_ops cuda_ops = {
     .open = cuda_open,
     .close = cuda_close,
     .weights_create = cuda_weights_create,
+    .weights_check = cuda_weights_check,
     .weights_replace = cuda_weights_replace,
     .weights_destroy = cuda_weights_destroy,
     .adapter_set = cuda_adapter_set,

@@ -209,6 +209,8 @@ oproj_status cuda_buffer_read(oproj_kernels *kernels, void *to_host, const void 
 
 oproj_status cuda_weights_create(oproj_kernels_weights **out, oproj_kernels *kernels,
                                  const oproj_matrix *wo_a, const oproj_matrix *wo_b);
+oproj_status cuda_weights_check(const oproj_kernels_weights *weights, const oproj_matrix *wo_a,
+                                const oproj_matrix *wo_b);
 oproj_status cuda_weights_replace(oproj_kernels_weights *weights, const oproj_matrix *wo_a,
                                   const oproj_matrix *wo_b);
 void cuda_weights_destroy(oproj_kernels_weights *weights);

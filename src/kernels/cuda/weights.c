@@ -86,11 +86,15 @@ out:
   return status;
 }
 
+oproj_status cuda_weights_check(const oproj_kernels_weights *w, const oproj_matrix *wo_a,
+                                const oproj_matrix *wo_b) {
+  TRY(cuda_lt_sm100_check(w->wo_a_tiles, wo_a, "wo_a"));
+  return cuda_lt_sm100_check(w->wo_b_tiles, wo_b, "wo_b");
+}
+
 oproj_status cuda_weights_replace(oproj_kernels_weights *w, const oproj_matrix *wo_a,
                                   const oproj_matrix *wo_b) {
   CUDA_TRY(cudaSetDevice(w->kernels->device));
-  TRY(cuda_lt_sm100_check(w->wo_a_tiles, wo_a, "wo_a"));
-  TRY(cuda_lt_sm100_check(w->wo_b_tiles, wo_b, "wo_b"));
   TRY(copy_values(w->kernels, &w->wo_a, wo_a));
   TRY(copy_values(w->kernels, &w->wo_b, wo_b));
   TRY(cuda_lt_sm100_renew(w->kernels, &w->wo_a, w->wo_a_tiles));

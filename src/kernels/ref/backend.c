@@ -102,6 +102,12 @@ out:
   return status;
 }
 
+static oproj_status ref_weights_check(const oproj_kernels_weights *w, const oproj_matrix *wo_a,
+                                      const oproj_matrix *wo_b) {
+  (void)w, (void)wo_a, (void)wo_b;
+  return OPROJ_OK;
+}
+
 static oproj_status ref_weights_replace(oproj_kernels_weights *w, const oproj_matrix *wo_a,
                                         const oproj_matrix *wo_b) {
   copy_values(&w->wo_a, wo_a);
@@ -315,6 +321,7 @@ const oproj_kernels_ops oproj_kernels_ref = {
     .open = ref_open,
     .close = ref_close,
     .weights_create = ref_weights_create,
+    .weights_check = ref_weights_check,
     .weights_replace = ref_weights_replace,
     .weights_destroy = ref_weights_destroy,
     .adapter_set = ref_adapter_set,
