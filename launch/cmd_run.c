@@ -1,5 +1,5 @@
-/* cmd_run.c - `oproj run`: the main job.  Every rank loads its share of each layer, projects the
- * input through it, and the ranks' shares are summed; rank 0 prints, writes and checks. */
+/* cmd_run.c - `oproj run`: the main job.  Every rank loads its share of the layers, projects the
+ * input through each, and the ranks' shares are summed; rank 0 prints, writes and checks. */
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +16,7 @@
 #include "run_args.h"
 #include "run_check.h"
 #include "run_input.h"
+#include "run_load.h"
 #include "run_memory.h"
 #include "target.h"
 
@@ -37,6 +38,7 @@ typedef struct run {
   oproj_shard shard;
   run_input input, whole; /* this rank's heads; all heads, on rank 0 with --check */
   oproj_ctx *ctx;
+  run_load load;
   void *attn_out, *positions, *y; /* on the device; positions are rows of the tables */
   uint16_t *host_y;               /* this rank's rows of y */
   uint16_t *whole_y;              /* rank 0: all rows */
@@ -293,14 +295,15 @@ static oproj_status run_layer(run *r, int32_t index) {
   oproj_status status = oproj_checkpoint_layer(r->checkpoint, index, &info);
   if (status == OPROJ_OK) status = layer_table(r, info.compressed != 0, &cos_sin);
   status = oproj_comm_agree(r->job->comm, status);
-  if (status == OPROJ_OK) status = oproj_layer_load(&layer, r->ctx, r->checkpoint, index);
+  if (status == OPROJ_OK) status = run_load_layer(&r->load, index, &layer);
+  if (status == OPROJ_OK && r->job->rank == 0)
+    report_step("layer", index - r->args->layer_begin + 1, last_layer(r) - r->args->layer_begin);
   if (status == OPROJ_OK)
     status = oproj_comm_agree(r->job->comm, oproj_layer_path(layer, r->input.tokens, &path));
   if (status == OPROJ_OK) status = project(r, layer, cos_sin, &us);
   if (status == OPROJ_OK) status = collect(r);
   if (status == OPROJ_OK)
     status = oproj_comm_agree(r->job->comm, conclude(r, index, &info, cos_sin, &path, us));
-  oproj_layer_destroy(layer);
   return status;
 }
 
@@ -309,7 +312,6 @@ static oproj_status run_layers(run *r) {
   int32_t first = r->args->layer_begin, count = last_layer(r) - first;
   for (int32_t i = 0; i < count && status == OPROJ_OK; i++) {
     status = job_agree_to_go_on(r->job);
-    if (status == OPROJ_OK && r->job->rank == 0) report_step("layer", i + 1, count);
     if (status == OPROJ_OK) status = run_layer(r, first + i);
   }
   return status == OPROJ_OK ? job_agree_to_go_on(r->job) : status;
@@ -318,11 +320,15 @@ static oproj_status run_layers(run *r) {
 /* ---- the whole ------------------------------------------------------------------------------ */
 
 static json_t *whole_table(const run *r) {
-  return json_pack("{s:s, s:i, s:s, s:s, s:s, s:i, s:b, s:b, s:O}", "model", r->model->model_type,
-                   "ranks", r->job->size, "backend", oproj_ctx_backend(r->ctx), "comm",
-                   oproj_comm_name(r->job->comm), "reduce", run_reduces[r->args->reduce], "tokens",
-                   r->input.tokens, "checked", r->args->check, "passed", r->passed, "layers",
-                   r->rows);
+  const run_load *l = &r->load;
+  json_t *load = json_pack("{s:I, s:I, s:I, s:f}", "needed_bytes", (json_int_t)l->needed_bytes,
+                           "read_bytes", (json_int_t)l->read_bytes, "moved_bytes",
+                           (json_int_t)l->moved_bytes, "seconds", l->seconds);
+  return json_pack("{s:s, s:i, s:s, s:s, s:s, s:i, s:b, s:b, s:o, s:O}", "model",
+                   r->model->model_type, "ranks", r->job->size, "backend",
+                   oproj_ctx_backend(r->ctx), "comm", oproj_comm_name(r->job->comm), "reduce",
+                   run_reduces[r->args->reduce], "tokens", r->input.tokens, "checked",
+                   r->args->check, "passed", r->passed, "load", load, "layers", r->rows);
 }
 
 /* Takes away an output that has got its name already. */
@@ -377,6 +383,11 @@ static oproj_status execute(run *r) {
   status = oproj_ctx_create(&r->ctx, comm, &r->model->dims, &config);
   if (status == OPROJ_OK) status = oproj_comm_agree(comm, create_buffers(r));
   if (status == OPROJ_OK) status = oproj_comm_agree(comm, create_output(r));
+  r->load = (run_load){.job = r->job,
+                       .checkpoint = r->checkpoint,
+                       .ctx = r->ctx,
+                       .end = last_layer(r),
+                       .memory_bytes = r->args->load_bytes};
   if (status == OPROJ_OK) status = run_layers(r);
   if (status == OPROJ_OK) status = oproj_comm_agree(comm, write_results(r));
   return status;
@@ -392,6 +403,7 @@ static void release(run *r) {
   oproj_buffer_destroy(r->ctx, r->attn_out);
   oproj_buffer_destroy(r->ctx, r->positions);
   oproj_buffer_destroy(r->ctx, r->y);
+  run_load_free(&r->load);
   oproj_ctx_destroy(r->ctx);
   free(r->host_y);
   free(r->whole_y);

@@ -41,7 +41,7 @@ oproj_status cmd_split(job_state *job, int argc, char **argv) {
   oproj_checkpoint *checkpoint = NULL;
   oproj_status status = oproj_checkpoint_open(&checkpoint, dir);
   if (status == OPROJ_OK) status = check_complete(checkpoint);
-  report_progress progress = {.what = "splitting", .shown_percent = -1};
+  report_progress progress = {.what = "splitting"};
   if (status == OPROJ_OK)
     status = oproj_checkpoint_split(checkpoint, out, uneven ? OPROJ_SPLIT_UNEVEN : OPROJ_SPLIT_EVEN,
                                     (int32_t)tp, report_bytes, &progress);

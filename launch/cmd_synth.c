@@ -56,7 +56,7 @@ oproj_status cmd_synth(job_state *job, int argc, char **argv) {
                              .names = (oproj_tensor_names)name,
                              .scale_dtype = (oproj_scale_dtype)scale_dtype,
                              .exact = exact};
-  report_progress progress = {.what = "writing", .shown_percent = -1};
+  report_progress progress = {.what = "writing"};
   oproj_status status = oproj_checkpoint_synth(&synth, out, report_bytes, &progress);
   if (status == OPROJ_OK) printf("made %s\n", out);
   return status;

@@ -203,6 +203,12 @@ double job_max(const job_state *job, double mine) {
   return most;
 }
 
+int64_t job_sum(const job_state *job, int64_t mine) {
+  int64_t sum = mine;
+  if (job->mpi) MPI_Allreduce(&mine, &sum, 1, MPI_INT64_T, MPI_SUM, MPI_COMM_WORLD);
+  return sum;
+}
+
 void job_gather_text(const job_state *job, const char *mine, char *all, int bytes) {
   if (job->mpi)
     MPI_Gather(mine, bytes, MPI_CHAR, all, bytes, MPI_CHAR, 0, MPI_COMM_WORLD);

@@ -54,6 +54,9 @@ oproj_status job_agree_to_go_on(const job_state *job);
 /* COLLECTIVE.  The largest of all ranks' values, on every rank. */
 double job_max(const job_state *job, double mine);
 
+/* COLLECTIVE.  The sum of all ranks' values, on every rank. */
+int64_t job_sum(const job_state *job, int64_t mine);
+
 /* COLLECTIVE.  Rank 0 receives everybody's text, [size][bytes]; others leave `all` untouched. */
 void job_gather_text(const job_state *job, const char *mine, char *all, int bytes);
 

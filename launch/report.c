@@ -3,23 +3,58 @@
 
 #include <errno.h>
 #include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "job.h"
 #include "oproj/safetensors.h"
 
+static double seconds(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+/* "1.20 of 3.00 GB, 0.60 GB/s, 3 s left" */
+static void describe(const report_progress *p, double now, double done, double total, char *text,
+                     size_t bytes) {
+  double rate = now > p->begun ? done / (now - p->begun) : 0.0;
+  int used = snprintf(text, bytes, "%.2f of %.2f GB", done / 1e9, total / 1e9);
+  if (rate > 0.0)
+    snprintf(text + used, bytes - (size_t)used, ", %.2f GB/s, %.0f s left", rate / 1e9,
+             (total - done) / rate);
+}
+
+static void draw(const report_progress *p, double share, const char *text, bool last) {
+  char bar[31];
+  int full = (int)(share * (double)(sizeof bar - 1));
+  memset(bar, '=', (size_t)full);
+  memset(bar + full, ' ', sizeof bar - 1 - (size_t)full);
+  bar[sizeof bar - 1] = '\0';
+  /* What is left of a longer line before it is erased. */
+  fprintf(stderr, "\r%s [%s] %s\033[K%s", p->what, bar, text, last ? "\n" : "");
+  fflush(stderr);
+}
+
 int report_bytes(void *progress, int64_t done_bytes, int64_t total_bytes) {
   report_progress *p = progress;
-  int percent = total_bytes > 0 ? (int)(100.0 * (double)done_bytes / (double)total_bytes) : 100;
   if (job_interrupted()) return 1;
-  if (percent == p->shown_percent || !isatty(STDERR_FILENO)) return 0;
-  p->shown_percent = percent;
-  fprintf(stderr, "\r%s %.2f of %.2f GB, %d %%%s", p->what, (double)done_bytes / 1e9,
-          (double)total_bytes / 1e9, percent, done_bytes >= total_bytes ? "\n" : "");
-  fflush(stderr);
+  if (!p->what) return 0;
+  bool terminal = isatty(STDERR_FILENO) != 0, last = done_bytes >= total_bytes;
+  double now = seconds(), done = (double)done_bytes, total = (double)total_bytes;
+  if (p->begun == 0.0) p->begun = p->spoken = now;
+  if (now - p->spoken < (terminal ? 0.1 : REPORT_SECONDS) && !(terminal && last)) return 0;
+  char text[128];
+  p->spoken = now;
+  describe(p, now, done, total, text, sizeof text);
+  if (terminal)
+    draw(p, total > 0.0 ? done / total : 1.0, text, last);
+  else
+    fprintf(stderr, "oproj: %s %s\n", p->what, text);
   return 0;
 }
 

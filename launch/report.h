@@ -7,10 +7,13 @@
 
 #include "oproj.h"
 
-/* A progress line on stderr: redrawn in place on a terminal, silent elsewhere. */
+/* Progress on stderr, with rate and time left: a bar redrawn in place on a terminal, elsewhere a
+ * line every REPORT_SECONDS.  Zero-initialise, then fill. */
+enum { REPORT_SECONDS = 10 };
+
 typedef struct report_progress {
-  const char *what;  /* "writing" */
-  int shown_percent; /* -1 before the first */
+  const char *what;     /* "writing"; NULL says nothing, and only watches for interrupts */
+  double begun, spoken; /* seconds; 0 before the first */
 } report_progress;
 
 /* An oproj_progress_fn over a report_progress; stops the work when the job is interrupted. */

@@ -31,7 +31,7 @@ static bool parse_layers(job_state *job, const char *name, run_args *out) {
 }
 
 bool run_args_parse(job_state *job, int argc, char **argv, run_args *out) {
-  int64_t tokens = -1, seed = 0;
+  int64_t tokens = -1, seed = 0, load_mib = 1024;
   int reduce = OPROJ_REDUCE_ALL;
   bool uneven = false;
   *out = (run_args){0};
@@ -58,6 +58,9 @@ bool run_args_parse(job_state *job, int argc, char **argv, run_args *out) {
        .word = &out->comm, .words = comms},
       {"reduce", "R", "all, scatter, vendor or none (default all: deterministic, in rank order)",
        .word = &reduce, .words = run_reduces},
+      {"load-memory", "MIB",
+       "host memory that loading may take on each rank, beside the weights (default 1024)",
+       .number = &load_mib, .least = 1, .most = 1 << 20},
       {"uneven", NULL, "allow ranks that do not divide the groups", .on = &uneven},
       {"json", "FILE", "write the table as JSON", .text = &out->json},
       {0}};
@@ -72,6 +75,7 @@ bool run_args_parse(job_state *job, int argc, char **argv, run_args *out) {
     return args_wrong(job, command.name, "--reduce none leaves no y to write or check");
   out->tokens = (int32_t)tokens;
   out->seed = (uint64_t)seed;
+  out->load_bytes = load_mib << 20;
   out->reduce = (oproj_reduce)reduce;
   out->split = uneven ? OPROJ_SPLIT_UNEVEN : OPROJ_SPLIT_EVEN;
   return true;

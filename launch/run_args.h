@@ -14,8 +14,9 @@ typedef struct run_args {
   int32_t layer_begin, layer_end; /* end -1: the last */
   bool check;
   uint64_t seed;
-  int backend; /* RUN_BACKEND_AUTO, or a place in run_backends */
-  int comm;    /* RUN_COMM_* */
+  int64_t load_bytes; /* host memory of a load, on each rank */
+  int backend;        /* RUN_BACKEND_AUTO, or a place in run_backends */
+  int comm;           /* RUN_COMM_* */
   oproj_reduce reduce;
   oproj_split split;
 } run_args;

@@ -4,6 +4,7 @@
 #include "run_memory.h"
 
 #include <stddef.h>
+#include <unistd.h>
 
 /* Widths of one token. */
 typedef struct widths {
@@ -40,4 +41,10 @@ int64_t run_memory_per_token(const oproj_model *model, int32_t ranks, bool check
   int64_t table = w.rope * (int64_t)sizeof(float) * 2 * 2; /* plain, compressed; host, device */
   int64_t each = w.y * 2 * 2 + w.position + table;
   return dealt + ranks * each + w.y * 2 + (check ? of_check(&w) : 0);
+}
+
+int32_t run_memory_layers(int32_t layers, int64_t layer_bytes) {
+  int64_t memory = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
+  int64_t fitting = layer_bytes > 0 ? memory / 2 / layer_bytes : layers;
+  return fitting >= layers ? layers : fitting > 1 ? (int32_t)fitting : 1;
 }

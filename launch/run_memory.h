@@ -11,4 +11,8 @@
  * counted too. */
 int64_t run_memory_per_token(const oproj_model *model, int32_t ranks, bool check);
 
+/* How many of `layers` layers to hold at a time, at least one: as many as half of this machine's
+ * memory holds of all ranks' shares, whose bytes these are on average. */
+int32_t run_memory_layers(int32_t layers, int64_t layer_bytes);
+
 #endif /* OPROJ_LAUNCH_RUN_MEMORY_H */

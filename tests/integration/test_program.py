@@ -47,7 +47,8 @@ FLAGS = {  # what DESIGN.md lists
     "inspect": ["DIR", "--tp", "--uneven", "--json"],
     "split": ["DIR", "--tp", "--out"],
     "run": ["DIR", "--tokens", "--layers", "--input", "--output", "--check", "--seed", "--backend",
-            "auto", "ref", "cuda", "--comm", "mpi", "nccl", "--reduce", "--uneven", "--json"],
+            "auto", "ref", "cuda", "--comm", "mpi", "nccl", "--reduce", "--uneven", "--json",
+            "--load-memory"],
 }
 
 # ---- running the program ----------------------------------------------------------------------
@@ -224,7 +225,7 @@ def usage_cases():
     for flag, bad in (("tokens", ("x", "", "3.5", "0x10", " 3", "-1", "1048577", "1e3",
                                   "99999999999999999999")),
                       ("layers", ("x", "1:", ":1", "2:2", "2:1", "-1", "0:1:2", "0-2")),
-                      ("seed", ("-1", "seven")), ("backend", ("gpu", "")), ("comm", ("tcp",)),
+                      ("seed", ("-1", "seven")), ("load-memory", ("0", "1G")), ("backend", ("gpu", "")), ("comm", ("tcp",)),
                       ("reduce", ("sum",))):
         for value in bad:
             yield f"{flag}-{value or 'empty'}", [*run, f"--{flag}={value}"], [f"--{flag}"]
