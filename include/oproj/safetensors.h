@@ -3,7 +3,8 @@
  * A file is an 8-byte little-endian length, that many bytes of JSON
  *   {"__metadata__": {key: text}, name: {"dtype": .., "shape": [..], "data_offsets": [begin, end]}}
  * and the tensors' bytes.  The reader holds a file to the format: every byte belongs to exactly one
- * tensor, and a tensor's bytes are what its dtype and shape ask for.  Data may begin at any byte:
+ * tensor, and a tensor's bytes are what its dtype and shape ask for; a dtype that it does not know
+ * passes, since nobody may want that tensor.  Data may begin at any byte:
  * no alignment is assumed.  Nothing is mapped; reads are pread, safe from several threads at
  * once. */
 #ifndef OPROJ_SAFETENSORS_H
@@ -32,8 +33,8 @@ typedef struct oproj_tensor {
 typedef struct oproj_tensors_file oproj_tensors_file;
 
 /* Opens a file and checks its whole header.  ERR_IO, naming the file and the tensor or field: not
- * readable, shorter than its header says, a header above 100 MB or malformed, an unknown dtype, a
- * duplicate name, tensors that overlap or leave bytes between or behind them unused. */
+ * readable, shorter than its header says, a header above 100 MB or malformed, a duplicate name,
+ * tensors that overlap or leave bytes between or behind them unused. */
 OPROJ_API oproj_status oproj_tensors_open(oproj_tensors_file **out, const char *path);
 OPROJ_API void oproj_tensors_close(oproj_tensors_file *file); /* NULL is allowed */
 

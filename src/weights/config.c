@@ -202,26 +202,35 @@ static oproj_status read_ratios(const source *from, oproj_weights_config *config
               : read_layer_types(from, types, rates, layers, config->compress_ratio);
 }
 
-oproj_status oproj_weights_config_read(const char *path, oproj_weights_config *out) {
-  oproj_status status;
-  json_t *root = NULL;
-  memset(out, 0, sizeof *out);
-  TRY_GOTO(oproj_weights_read_text(path, MAX_CONFIG_BYTES, &out->text, &out->text_bytes), status,
-           out);
-  TRY_GOTO(oproj_weights_json_parse(path, out->text, out->text_bytes, &root), status, out);
+static oproj_status parse(const char *path, const json_t *root, oproj_weights_config *out) {
   source from = {path, root, root, 0};
-  TRY_GOTO(read_type(&from, &out->model), status, out);
-  TRY_GOTO(read_dims(&from, &out->model.dims), status, out);
-  TRY_GOTO(oproj_weights_json_i32(from.values, path, "num_hidden_layers", 1,
-                                  OPROJ_WEIGHTS_MAX_LAYERS, &out->model.layers),
-           status, out);
-  TRY_GOTO(read_rope(&from, &out->model), status, out);
-  TRY_GOTO(read_ratios(&from, out), status, out);
+  TRY(read_type(&from, &out->model));
+  TRY(read_dims(&from, &out->model.dims));
+  TRY(oproj_weights_json_i32(from.values, path, "num_hidden_layers", 1, OPROJ_WEIGHTS_MAX_LAYERS,
+                             &out->model.layers));
+  TRY(read_rope(&from, &out->model));
+  TRY(read_ratios(&from, out));
   out->model.exact = json_is_true(json_object_get(root, "oproj_exact"));
-out:
+  return OPROJ_OK;
+}
+
+oproj_status oproj_weights_config_parse(const char *path, char *text, size_t bytes,
+                                        oproj_weights_config *out) {
+  json_t *root = NULL;
+  *out = (oproj_weights_config){.text = text, .text_bytes = bytes};
+  oproj_status status = oproj_weights_json_parse(path, text, bytes, &root);
+  if (status == OPROJ_OK) status = parse(path, root, out);
   json_decref(root);
   if (status != OPROJ_OK) oproj_weights_config_free(out);
   return status;
+}
+
+oproj_status oproj_weights_config_read(const char *path, oproj_weights_config *out) {
+  char *text;
+  size_t bytes;
+  memset(out, 0, sizeof *out);
+  TRY(oproj_weights_read_text(path, MAX_CONFIG_BYTES, &text, &bytes));
+  return oproj_weights_config_parse(path, text, bytes, out);
 }
 
 void oproj_weights_config_free(oproj_weights_config *config) {

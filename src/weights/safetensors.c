@@ -93,6 +93,17 @@ static oproj_status parse_shape(const char *path, const json_t *shape, oproj_ten
   return OPROJ_OK;
 }
 
+/* The span of a tensor is what its dtype and shape ask for. */
+static oproj_status check_bytes(const char *path, const oproj_tensor *tensor) {
+  int64_t needed;
+  REQUIRE(oproj_weights_tensor_bytes(tensor, &needed), OPROJ_ERR_IO,
+          "%s: tensor %s: dtype and shape give no whole number of bytes", path, tensor->name);
+  REQUIRE(tensor->bytes == needed, OPROJ_ERR_IO,
+          "%s: tensor %s: data_offsets span %" PRId64 " bytes; dtype and shape need %" PRId64, path,
+          tensor->name, tensor->bytes, needed);
+  return OPROJ_OK;
+}
+
 static oproj_status parse_tensor(const oproj_tensors_file *file, const char *name,
                                  const json_t *entry, oproj_tensor *out) {
   const char *path = file->path;
@@ -101,8 +112,6 @@ static oproj_status parse_tensor(const oproj_tensors_file *file, const char *nam
   REQUIRE(json_is_object(entry), OPROJ_ERR_IO, "%s: tensor %s is not an object", path, name);
   out->dtype = json_string_value(json_object_get(entry, "dtype"));
   REQUIRE(out->dtype, OPROJ_ERR_IO, "%s: tensor %s: dtype is missing or no string", path, name);
-  REQUIRE(oproj_weights_dtype_bits(out->dtype) > 0, OPROJ_ERR_IO,
-          "%s: tensor %s: dtype %s is unknown", path, name, out->dtype);
   TRY(parse_shape(path, json_object_get(entry, "shape"), out));
   const json_t *offsets = json_object_get(entry, "data_offsets");
   const json_t *first = json_array_get(offsets, 0), *last = json_array_get(offsets, 1);
@@ -114,11 +123,8 @@ static oproj_status parse_tensor(const oproj_tensors_file *file, const char *nam
           "%s: tensor %s: data_offsets [%" PRId64 ", %" PRId64 "] are not inside the %" PRId64
           " bytes of data",
           path, name, begin, end, data_bytes);
-  REQUIRE(oproj_weights_tensor_bytes(out, &out->bytes), OPROJ_ERR_IO,
-          "%s: tensor %s: dtype and shape give no whole number of bytes", path, name);
-  REQUIRE(out->bytes == end - begin, OPROJ_ERR_IO,
-          "%s: tensor %s: data_offsets span %" PRId64 " bytes; dtype and shape need %" PRId64, path,
-          name, end - begin, out->bytes);
+  out->bytes = end - begin;
+  if (oproj_weights_dtype_bits(out->dtype) > 0) TRY(check_bytes(path, out));
   out->offset = file->data_begin + begin;
   return OPROJ_OK;
 }
@@ -180,52 +186,89 @@ static oproj_status parse_header(oproj_tensors_file *file) {
   return OPROJ_OK;
 }
 
-static oproj_status load_header(oproj_tensors_file *file) {
-  struct stat facts;
+/* The header's length, from the first LENGTH_BYTES of the file. */
+static oproj_status read_length(const oproj_tensors_file *file, const uint8_t *image,
+                                int64_t *out) {
   const char *path = file->path;
-  REQUIRE(fstat(file->descriptor, &facts) == 0, OPROJ_ERR_IO, "%s: cannot be examined: %s", path,
-          strerror(errno));
-  REQUIRE(S_ISREG(facts.st_mode), OPROJ_ERR_IO, "%s: is not a regular file", path);
-  file->file_bytes = facts.st_size;
   REQUIRE(file->file_bytes >= LENGTH_BYTES, OPROJ_ERR_IO,
           "%s: has %" PRId64 " bytes; a safetensors file has at least %d", path, file->file_bytes,
           LENGTH_BYTES);
-  uint8_t raw[LENGTH_BYTES];
-  TRY(read_at(path, file->descriptor, 0, LENGTH_BYTES, raw));
   uint64_t length = 0;
-  for (int i = LENGTH_BYTES - 1; i >= 0; i--) length = length << 8 | raw[i];
+  for (int i = LENGTH_BYTES - 1; i >= 0; i--) length = length << 8 | image[i];
   REQUIRE(length <= MAX_HEADER_BYTES, OPROJ_ERR_IO,
           "%s: header of %" PRIu64 " bytes; at most %d are read (is it a safetensors file?)", path,
           length, MAX_HEADER_BYTES);
   REQUIRE((int64_t)length <= file->file_bytes - LENGTH_BYTES, OPROJ_ERR_IO,
           "%s: header of %" PRIu64 " bytes in a file of %" PRId64, path, length, file->file_bytes);
-  file->data_begin = LENGTH_BYTES + (int64_t)length;
+  *out = (int64_t)length;
+  return OPROJ_OK;
+}
+
+static oproj_status take_header(oproj_tensors_file *file, const void *text, int64_t bytes) {
+  file->data_begin = LENGTH_BYTES + bytes;
+  TRY(oproj_weights_json_parse(file->path, text, (size_t)bytes, &file->header));
+  return parse_header(file);
+}
+
+static oproj_status load_header(oproj_tensors_file *file) {
+  struct stat facts;
+  const char *path = file->path;
+  uint8_t image[LENGTH_BYTES] = {0};
+  int64_t length;
+  REQUIRE(fstat(file->descriptor, &facts) == 0, OPROJ_ERR_IO, "%s: cannot be examined: %s", path,
+          strerror(errno));
+  REQUIRE(S_ISREG(facts.st_mode), OPROJ_ERR_IO, "%s: is not a regular file", path);
+  file->file_bytes = facts.st_size;
+  if (file->file_bytes >= LENGTH_BYTES)
+    TRY(read_at(path, file->descriptor, 0, LENGTH_BYTES, image));
+  TRY(read_length(file, image, &length));
   char *text = malloc((size_t)length + 1);
-  REQUIRE(text, OPROJ_ERR_NOMEM, "%s: no memory for a header of %" PRIu64 " bytes", path, length);
-  oproj_status status = read_at(path, file->descriptor, LENGTH_BYTES, (int64_t)length, text);
-  if (status == OPROJ_OK)
-    status = oproj_weights_json_parse(path, text, (size_t)length, &file->header);
+  REQUIRE(text, OPROJ_ERR_NOMEM, "%s: no memory for a header of %" PRId64 " bytes", path, length);
+  oproj_status status = read_at(path, file->descriptor, LENGTH_BYTES, length, text);
+  if (status == OPROJ_OK) status = take_header(file, text, length);
   free(text);
-  return status != OPROJ_OK ? status : parse_header(file);
+  return status;
+}
+
+static oproj_status create(oproj_tensors_file **out, const char *path) {
+  *out = NULL;
+  oproj_tensors_file *file = calloc(1, sizeof *file);
+  if (file) file->path = strdup(path);
+  if (!file || !file->path) {
+    free(file);
+    return oproj_fail(OPROJ_ERR_NOMEM, "%s: no memory to open it", path);
+  }
+  file->descriptor = -1;
+  *out = file;
+  return OPROJ_OK;
+}
+
+static oproj_status open_file(oproj_tensors_file *file) {
+  /* A fifo would block here for ever; load_header refuses it. */
+  file->descriptor = open(file->path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  REQUIRE(file->descriptor >= 0, OPROJ_ERR_IO, "%s: cannot be opened: %s", file->path,
+          strerror(errno));
+  return load_header(file);
 }
 
 oproj_status oproj_tensors_open(oproj_tensors_file **out, const char *path) {
   REQUIRE(out && path, OPROJ_ERR_INVALID, "oproj_tensors_open: out and path must not be NULL");
-  *out = NULL;
-  oproj_tensors_file *file = calloc(1, sizeof *file);
-  REQUIRE(file, OPROJ_ERR_NOMEM, "%s: no memory to open it", path);
-  file->descriptor = -1;
-  oproj_status status;
-  file->path = strdup(path);
-  REQUIRE_GOTO(file->path, status, out, OPROJ_ERR_NOMEM, "%s: no memory to open it", path);
-  /* A fifo would block here for ever; load_header refuses it. */
-  file->descriptor = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-  REQUIRE_GOTO(file->descriptor >= 0, status, out, OPROJ_ERR_IO, "%s: cannot be opened: %s", path,
-               strerror(errno));
-  TRY_GOTO(load_header(file), status, out);
-  *out = file;
-  file = NULL;
-out:
+  TRY(create(out, path));
+  oproj_status status = open_file(*out);
+  if (status != OPROJ_OK) {
+    oproj_tensors_close(*out);
+    *out = NULL;
+  }
+  return status;
+}
+
+oproj_status oproj_weights_tensors_check(const char *path, const uint8_t *image, size_t bytes) {
+  oproj_tensors_file *file;
+  int64_t length;
+  TRY(create(&file, path));
+  file->file_bytes = (int64_t)bytes;
+  oproj_status status = read_length(file, image, &length);
+  if (status == OPROJ_OK) status = take_header(file, image + LENGTH_BYTES, length);
   oproj_tensors_close(file);
   return status;
 }

@@ -16,4 +16,7 @@ int oproj_weights_dtype_bits(const char *dtype);
  * and the shape not negative. */
 bool oproj_weights_tensor_bytes(const oproj_tensor *tensor, int64_t *out);
 
+/* What oproj_tensors_open says of a file with these bytes. */
+oproj_status oproj_weights_tensors_check(const char *path, const uint8_t *image, size_t bytes);
+
 #endif /* OPROJ_WEIGHTS_SAFETENSORS_H */

@@ -201,21 +201,39 @@ static oproj_status check_identity(const oproj_weights_split *split,
   return OPROJ_OK;
 }
 
-static oproj_status read_manifest(oproj_checkpoint *checkpoint, const char *path) {
-  oproj_weights_split *split = checkpoint->split;
-  char *text;
-  size_t bytes;
+static oproj_status parse_manifest(oproj_weights_split *split, const char *path,
+                                   const oproj_weights_config *config) {
   oproj_shard shard;
-  TRY(oproj_weights_read_text(path, MAX_MANIFEST_BYTES, &text, &bytes));
-  oproj_status status = oproj_weights_json_parse(path, text, bytes, &split->manifest);
-  free(text);
-  TRY(status);
   TRY(parse_head(split, path));
-  status = oproj_plan_shard(&checkpoint->config.model.dims, split->kind, split->size, 0, &shard);
+  oproj_status status = oproj_plan_shard(&config->model.dims, split->kind, split->size, 0, &shard);
   if (status != OPROJ_OK) return oproj_base_fail_in(status, "%s", path);
   TRY(parse_tensors(split, path));
   TRY(parse_ranks(split, path));
-  return check_identity(split, &checkpoint->config, path);
+  return check_identity(split, config, path);
+}
+
+oproj_status oproj_weights_split_parse(const char *path, const char *text, size_t bytes,
+                                       const oproj_weights_config *config,
+                                       oproj_weights_split **out) {
+  oproj_weights_split *split = calloc(1, sizeof *split);
+  REQUIRE(split, OPROJ_ERR_NOMEM, "%s: no memory for it", path);
+  oproj_status status = oproj_weights_json_parse(path, text, bytes, &split->manifest);
+  if (status == OPROJ_OK) status = parse_manifest(split, path, config);
+  if (status == OPROJ_OK)
+    *out = split;
+  else
+    oproj_weights_split_free(split);
+  return status;
+}
+
+static oproj_status read_manifest(oproj_checkpoint *checkpoint, const char *path) {
+  char *text;
+  size_t bytes;
+  TRY(oproj_weights_read_text(path, MAX_MANIFEST_BYTES, &text, &bytes));
+  oproj_status status =
+      oproj_weights_split_parse(path, text, bytes, &checkpoint->config, &checkpoint->split);
+  free(text);
+  return status;
 }
 
 /* ---- rank files ---------------------------------------------------------------------------- */
@@ -252,13 +270,12 @@ static oproj_status open_rank(oproj_checkpoint *checkpoint, int32_t rank) {
 }
 
 oproj_status oproj_weights_split_open(oproj_checkpoint *checkpoint) {
-  oproj_weights_split *split = checkpoint->split = calloc(1, sizeof *checkpoint->split);
-  REQUIRE(split, OPROJ_ERR_NOMEM, "%s: no memory to open it", checkpoint->dir);
   char *path = oproj_weights_join(checkpoint->dir, OPROJ_WEIGHTS_MANIFEST_FILE);
   REQUIRE(path, OPROJ_ERR_NOMEM, "%s: no memory for a path", checkpoint->dir);
   oproj_status status = read_manifest(checkpoint, path);
   free(path);
   TRY(status);
+  const oproj_weights_split *split = checkpoint->split;
   checkpoint->files = calloc((size_t)split->size, sizeof *checkpoint->files);
   REQUIRE(checkpoint->files, OPROJ_ERR_NOMEM, "%s: no memory for %d files", checkpoint->dir,
           split->size);

@@ -22,6 +22,7 @@
 #ifndef OPROJ_WEIGHTS_H
 #define OPROJ_WEIGHTS_H
 
+#include <jansson.h>
 #include <stdbool.h>
 
 #include "oproj/checkpoint.h"
@@ -48,6 +49,9 @@ typedef struct oproj_weights_config {
 /* Reads and checks `path`.  ERR_IO: a field is missing, of another type, out of range or
  * contradicts another.  ERR_UNSUPPORTED: a model_type that is not known. */
 oproj_status oproj_weights_config_read(const char *path, oproj_weights_config *out);
+/* The same of a text in malloc'ed memory, which the config then owns; freed on failure. */
+oproj_status oproj_weights_config_parse(const char *path, char *text, size_t bytes,
+                                        oproj_weights_config *out);
 void oproj_weights_config_free(oproj_weights_config *config); /* a zeroed one is allowed */
 
 /* Whether a layer of that ratio takes its angles from model.compressed. */
@@ -97,6 +101,20 @@ const oproj_weights_slot *oproj_weights_slot_of(const oproj_checkpoint *checkpoi
 /* index.c: opens the files of a whole checkpoint and adds their tensors. */
 oproj_status oproj_weights_index_open(oproj_checkpoint *checkpoint);
 
+/* index.c: what an index says: weight_map, and the files that it names for our tensors, in order
+ * and each once. */
+typedef struct oproj_weights_index {
+  json_t *root;
+  json_t *map; /* inside root: name of tensor -> plain name of a file */
+  char **files;
+  size_t count, room;
+} oproj_weights_index;
+
+/* ERR_IO: malformed, or a file's name leads out of the folder. */
+oproj_status oproj_weights_index_parse(const char *path, const char *text, size_t bytes,
+                                       oproj_weights_index *out);
+void oproj_weights_index_free(oproj_weights_index *index); /* a zeroed one is allowed */
+
 /* ---- a layer's tensors --------------------------------------------------------------------- */
 
 /* One matrix of a layer, its tensors checked against dims. */
@@ -141,6 +159,11 @@ enum { OPROJ_WEIGHTS_MANIFEST_VERSION = 1, OPROJ_WEIGHTS_MAX_RANKS = 1024 };
 
 /* The file name of a rank's part. */
 void oproj_weights_rank_file(int32_t rank, int32_t size, char out[64]);
+
+/* The manifest's text, for a checkpoint whose config.json has been read. */
+oproj_status oproj_weights_split_parse(const char *path, const char *text, size_t bytes,
+                                       const oproj_weights_config *config,
+                                       oproj_weights_split **out);
 
 /* Opens what split.c wrote; the manifest is known to exist. */
 oproj_status oproj_weights_split_open(oproj_checkpoint *checkpoint);

@@ -122,6 +122,30 @@ def interrupted_case(bench, ranks):
     return wanted
 
 
+def truncated_case(bench):
+    """A file that is cut while it loads: one sentence, whichever rank meets it."""
+    source = large(bench) / "model.safetensors"
+    whole = source.stat().st_size
+    process, room = begin_slow_run(bench, 1, RANKS)
+    try:
+        pid = rank_processes(process, RANKS)[0]
+        begin = time.monotonic()
+        while not has_file_open(pid, "model.safetensors") and time.monotonic() - begin < 10:
+            time.sleep(0.02)
+        time.sleep(0.3)
+        os.truncate(source, whole // 2)
+        stdout, stderr = process.communicate(timeout=KILL_LIMIT_S)
+    finally:
+        process.kill()
+        process.wait()
+        os.truncate(source, whole)
+    lines = own_lines(stderr)
+    expect((process.returncode, stdout) == (REFUSED, ""), f"exit {process.returncode}, {stdout!r}")
+    expect(len(lines) == 1 and "model.safetensors: ends at byte" in lines[0], f"stderr {lines}")
+    expect(not listing(room), f"left {sorted(listing(room))}")
+    return re.sub(r"\S*/", "", lines[0])
+
+
 def summary_case(bench):
     """What was needed, read and moved; the same in the JSON."""
     source, room = large(bench), bench.path("room")
@@ -181,7 +205,8 @@ def terminal_case(bench):
 
 CASES = {"summary": summary_case, "memory": memory_case, "terminal": terminal_case,
          "interrupted": lambda b: interrupted_case(b, 0),
-         "interrupted-n2": lambda b: interrupted_case(b, 2), "killed": killed_case}
+         "interrupted-n2": lambda b: interrupted_case(b, 2), "killed": killed_case,
+         "truncated": truncated_case}
 
 
 def main():

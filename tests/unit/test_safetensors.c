@@ -36,6 +36,7 @@ static const struct {
     {"{\"__metadata__\":{\"a\":\"b\"}}  ", 0, NULL},
     {"{\"t\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0,1]}}", 1, NULL},
     {"{\"t\":{\"dtype\":\"F4\",\"shape\":[3,2],\"data_offsets\":[0,3]}}", 3, NULL},
+    {"{\"t\":{\"dtype\":\"Q8\",\"shape\":[7],\"data_offsets\":[0,1]}}", 1, NULL},
     {"{\"t\":{\"dtype\":\"F32\",\"shape\":[0,4611686018427387904],"
      "\"data_offsets\":[0,0]}}", 0, NULL},
     {"", 0, "JSON"},
@@ -45,7 +46,6 @@ static const struct {
     {"{\"__metadata__\":[]}", 0, "__metadata__"},
     {"{\"__metadata__\":{\"a\":1}}", 0, "__metadata__.a"},
     {"{\"t\":{\"shape\":[1],\"data_offsets\":[0,1]}}", 1, "tensor t: dtype is missing"},
-    {"{\"t\":{\"dtype\":\"Q8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1, "dtype Q8 is unknown"},
     {"{\"t\":{\"dtype\":\"U8\",\"data_offsets\":[0,1]}}", 1, "shape is missing"},
     {"{\"t\":{\"dtype\":\"U8\",\"shape\":[-1],\"data_offsets\":[0,1]}}", 1, "shape[0]"},
     {"{\"t\":{\"dtype\":\"U8\",\"shape\":[1.0],\"data_offsets\":[0,1]}}", 1, "shape[0]"},

@@ -366,13 +366,18 @@ static void write_index(const char *map) {
 START_TEST(index_rules) {
   small_write(dir, layers);
   /* Files without tensors of ours need not be there. */
-  write_index(LISTED("0", "model.safetensors") ", \"embed.weight\": \"absent.safetensors\"");
+  write_index(LISTED("0", "model.safetensors") ", " LISTED(
+      "1", "model.safetensors") ", \"embed.weight\": \"absent.safetensors\"");
   reopen();
   EXPECT_OK(read_all(0));
-  EXPECT_OK(read_all(1)); /* not listed, but held by a file that is */
+  EXPECT_OK(read_all(1));
+
+  oproj_checkpoint *none;
+  write_index(LISTED("0", "model.safetensors"));
+  EXPECT_FAIL(oproj_checkpoint_open(&none, dir), OPROJ_ERR_IO,
+              "does not list tensor layers.1.attn.wo_a.scale, which model.safetensors holds");
 
   write_index(LISTED("0", "absent.safetensors"));
-  oproj_checkpoint *none;
   EXPECT_FAIL(oproj_checkpoint_open(&none, dir), OPROJ_ERR_IO, "absent.safetensors");
   ck_assert_ptr_null(none);
 
