@@ -10,6 +10,12 @@ function(oproj_compile target)
   # No FMA contraction: the rotation and the quantiser give the same bits on every machine.
   target_compile_options(${target} PRIVATE
     $<$<COMPILE_LANGUAGE:C>:${OPROJ_WARNINGS} -ffp-contract=off>)
+  if(OPROJ_FUZZ)
+    # Its counters are in the way of loops that are to be vectorised.
+    target_compile_options(${target} PRIVATE
+      $<$<COMPILE_LANGUAGE:C>:-fsanitize=fuzzer-no-link -Wno-pass-failed>)
+    target_link_options(${target} PRIVATE -fsanitize=fuzzer-no-link)
+  endif()
   if(OPROJ_SANITIZE)
     target_compile_options(${target} PRIVATE
       $<$<COMPILE_LANGUAGE:C>:-fsanitize=address,undefined -fno-sanitize-recover=undefined
