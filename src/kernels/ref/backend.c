@@ -5,6 +5,7 @@
  * Everything runs on the host and is complete on return. */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/checked.h"
 #include "base/error.h"
@@ -59,6 +60,18 @@ static oproj_status ref_open(oproj_kernels **out, const oproj_kernels_config *co
   return OPROJ_OK;
 }
 
+/* ---- large memory -------------------------------------------------------------------------- */
+
+/* In huge pages where there are any: weights are hundreds of megabytes, and faults on small pages
+ * would take longer than reading them. */
+static void *allocate(size_t bytes) {
+  enum { HUGE_BYTES = 2 << 20 };
+  if (bytes < HUGE_BYTES) return malloc(bytes ? bytes : 1);
+  void *memory = aligned_alloc(HUGE_BYTES, (bytes + HUGE_BYTES - 1) / HUGE_BYTES * HUGE_BYTES);
+  if (memory) (void)madvise(memory, bytes, MADV_HUGEPAGE);
+  return memory;
+}
+
 /* ---- weights ------------------------------------------------------------------------------- */
 
 static void copy_values(const oproj_matrix *to, const oproj_matrix *from) {
@@ -69,7 +82,7 @@ static void copy_values(const oproj_matrix *to, const oproj_matrix *from) {
 
 static oproj_status copy_matrix(oproj_matrix *to, const oproj_matrix *from) {
   *to = *from;
-  to->data = malloc(oproj_kernels_data_bytes(from));
+  to->data = allocate(oproj_kernels_data_bytes(from));
   to->scales = oproj_kernels_scale_bytes(from) ? malloc(oproj_kernels_scale_bytes(from)) : NULL;
   REQUIRE(to->data && (to->scales || !oproj_kernels_scale_bytes(from)), OPROJ_ERR_NOMEM,
           "no memory for weights of %lld x %lld", (long long)from->rows, (long long)from->cols);
@@ -272,7 +285,7 @@ static oproj_status ref_forward(oproj_kernels_weights *w, const oproj_io *io,
 
 static oproj_status ref_buffer_create(oproj_kernels *k, size_t bytes, void **out) {
   (void)k;
-  void *buffer = malloc(bytes ? bytes : 1);
+  void *buffer = allocate(bytes);
   REQUIRE(buffer, OPROJ_ERR_NOMEM, "no memory for a buffer of %zu bytes", bytes);
   *out = buffer;
   return OPROJ_OK;
