@@ -149,9 +149,11 @@ args_verdict args_parse(bench_args *a, int argc, char **argv, bool speak) {
       {"--share", "time one rank's share of this many ranks (1)", .number = &a->share, .least = 1,
        .most = 1024},
       {"--backend", "auto (default), cuda or ref", .word = &a->backend, .words = backends},
-      {"--warm", "one layer, so that its weights may stay in the cache", .on = &a->warm},
+      {"--warm", "one layer, so that its weights may stay in the cache; of load the page cache",
+       .on = &a->warm},
       {"--eager", "plain calls instead of a graph, timed by the host", .on = &a->eager},
-      {"--no-naive", "leave out the naive composition", .on = &a->no_naive},
+      {"--no-naive", "leave out the naive composition, and of load the other ways",
+       .on = &a->no_naive},
       {"--dir", "the checkpoint of the case load", .text = &a->dir},
       {NULL}};
   speaking = speak;

@@ -1,12 +1,18 @@
-/* case_load.c - a layer from a checkpoint's files to the device; call i loads layer i.
- *
- * The files are in the page cache after the first round, unless the caller drops it. */
+/* case_load.c - all layers from a checkpoint's files to the device, and the same bytes in other
+ * ways.  Before each time the page cache forgets the files, unless --warm keeps it. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
 #include "cases.h"
+#include "load_ways.h"
 #include "oproj/checkpoint.h"
+#include "table.h"
 
 static oproj_checkpoint *checkpoint;
 static int32_t layers;
-static int64_t bytes; /* of one layer's share, as stored */
+static load_set set;
+static double bytes; /* of all layers and ranks, as stored */
 
 static oproj_status open_files(const char *dir) {
   oproj_status status = oproj_checkpoint_open(&checkpoint, dir);
@@ -22,35 +28,155 @@ static oproj_status dims_case(const bench_ranks *ranks, const bench_args *args, 
   return status;
 }
 
+static bool is_whole(void) {
+  return oproj_checkpoint_split_size(checkpoint) == 0;
+}
+
 static oproj_status open_case(bench_rig *rig) {
-  return oproj_checkpoint_layer_bytes(checkpoint, 0, oproj_ctx_shard(rig->ctx), &bytes);
+  const oproj_shard *shard = oproj_ctx_shard(rig->ctx);
+  int64_t one, mine = 0;
+  oproj_status status = OPROJ_OK;
+  for (int32_t i = 0; i < layers && status == OPROJ_OK; i++) {
+    status = oproj_checkpoint_layer_bytes(checkpoint, i, shard, &one);
+    mine += one;
+  }
+  if (status == OPROJ_OK && is_whole())
+    status = load_set_open(&set, rig->ranks, rig->args->dir, checkpoint, shard);
+  status = oproj_comm_agree(rig->ranks->comm, status);
+  if (status == OPROJ_OK) bytes = (double)ranks_sum(rig->ranks, mine);
+  return status;
 }
 
 static void close_case(bench_rig *rig) {
   (void)rig;
+  load_set_close(&set);
   oproj_checkpoint_close(checkpoint);
   checkpoint = NULL;
 }
 
-static oproj_status call_case(bench_rig *rig, int32_t tokens, int32_t call, void *stream) {
-  (void)tokens, (void)stream;
-  oproj_layer *layer = NULL;
-  oproj_status status = oproj_layer_load(&layer, rig->ctx, checkpoint, call % layers);
-  oproj_layer_destroy(layer);
+/* ---- ways ----------------------------------------------------------------------------------- */
+
+/* In passes of `count` layers. */
+static oproj_status load_passes(bench_rig *rig, int32_t count) {
+  oproj_layer **made = calloc((size_t)layers, sizeof *made);
+  int32_t *chosen = calloc((size_t)layers, sizeof *chosen);
+  oproj_status status =
+      made && chosen ? OPROJ_OK : oproj_fail(OPROJ_ERR_NOMEM, "no memory for %d layers", layers);
+  status = oproj_comm_agree(rig->ranks->comm, status);
+  for (int32_t i = 0; i < layers && status == OPROJ_OK; i += count) {
+    for (int32_t k = 0; k < count; k++) chosen[k] = i + k;
+    status = oproj_layers_load(made + i, rig->ctx, checkpoint, chosen, count, NULL, NULL);
+  }
+  for (int32_t i = 0; made && i < layers; i++) oproj_layer_destroy(made[i]);
+  free(made);
+  free(chosen);
   return status;
 }
 
-static bench_cost cost_case(const bench_rig *rig, int32_t tokens) {
-  (void)rig, (void)tokens;
-  return (bench_cost){.bytes = (double)bytes};
+static oproj_status way_all(bench_rig *rig) {
+  return load_passes(rig, layers);
+}
+
+static oproj_status way_single(bench_rig *rig) {
+  return load_passes(rig, 1);
+}
+
+static oproj_status way_direct(bench_rig *rig) {
+  (void)rig;
+  return load_direct(&set);
+}
+
+static oproj_status way_mpi_io(bench_rig *rig) {
+  (void)rig;
+  return load_mpi_io(&set);
+}
+
+static oproj_status way_slices(bench_rig *rig) {
+  (void)rig;
+  return load_slices(&set);
+}
+
+static const struct {
+  const char *rung, *name;
+  oproj_status (*run)(bench_rig *rig);
+  bool whole, mpi; /* needs a whole checkpoint; needs MPI */
+} ways[] = {
+    {"naive", "row slices, each rank for itself", way_slices, true, false},
+    {"direct", "16 MB direct reads by one rank", way_direct, true, false},
+    {"mpi-io", "MPI-IO, subarray views", way_mpi_io, true, true},
+    {"oproj", "oproj_layers_load, one pass", way_all, false, false},
+    {"single", "oproj_layer_load, layer by layer", way_single, false, false},
+};
+
+static double now_us(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (double)now.tv_sec * 1e6 + (double)now.tv_nsec * 1e-3;
+}
+
+static int ascending(const void *a, const void *b) {
+  double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+/* COLLECTIVE.  The slowest rank's time, and what came from storage for each byte needed. */
+static oproj_status time_once(bench_rig *rig, int way, double *us, double *fetched) {
+  if (!rig->args->warm && rig->ranks->local == 0) load_set_forget(&set);
+  ranks_barrier(rig->ranks);
+  int64_t before = load_storage_bytes();
+  double begin = now_us();
+  oproj_status status = ways[way].run(rig);
+  *us = ranks_max(rig->ranks, now_us() - begin);
+  *fetched = (double)ranks_sum(rig->ranks, load_storage_bytes() - before) / bytes;
+  return status;
+}
+
+static oproj_status time_way(bench_rig *rig, const bench_table *table, int way, int32_t replays,
+                             double *naive_us) {
+  double *us = calloc((size_t)replays, sizeof *us), fetched = 0.0;
+  char path[128];
+  oproj_status status = us ? OPROJ_OK : oproj_fail(OPROJ_ERR_NOMEM, "no memory for times");
+  status = oproj_comm_agree(rig->ranks->comm, status);
+  for (int32_t i = 0; i < replays && status == OPROJ_OK; i++)
+    status = time_once(rig, way, &us[i], &fetched);
+  if (status == OPROJ_OK) {
+    qsort(us, (size_t)replays, sizeof *us, ascending);
+    snprintf(path, sizeof path, "%s; %.2f x from storage", ways[way].name, fetched);
+    if (way == 0) *naive_us = us[replays / 2];
+    table_row row = {.rung = ways[way].rung,
+                     .path = path,
+                     .calls = 1,
+                     .replays = replays,
+                     .layers = layers,
+                     .p50_us = us[replays / 2],
+                     .p99_us = us[replays - 1],
+                     .naive_us = *naive_us,
+                     .cost = {.bytes = bytes},
+                     .wrong = -1};
+    status = table_put(table, &row);
+  }
+  free(us);
+  return oproj_comm_agree(rig->ranks->comm, status);
+}
+
+static oproj_status rows_case(bench_rig *rig, const bench_table *table, int32_t replays) {
+  oproj_status status = OPROJ_OK;
+  double naive_us = 0.0;
+  for (int way = 0; way < (int)(sizeof ways / sizeof ways[0]) && status == OPROJ_OK; way++) {
+    if ((ways[way].whole && (!is_whole() || rig->args->no_naive)) ||
+        (ways[way].mpi && !rig->ranks->mpi))
+      continue;
+    status = time_way(rig, table, way, replays, &naive_us);
+    if (status == OPROJ_ERR_UNSUPPORTED) status = OPROJ_OK; /* no direct reads here */
+  }
+  return status;
 }
 
 const bench_case case_load = {.name = "load",
-                              .summary = "one layer from the files of --dir (oproj_layer_load)",
+                              .summary = "all layers from the files of --dir, and other ways to it",
                               .eager = true,
                               .loads = true,
                               .dims = dims_case,
                               .open = open_case,
                               .close = close_case,
-                              .call = call_case,
-                              .cost = cost_case};
+                              .rows = rows_case};

@@ -11,6 +11,8 @@ typedef struct bench_cost {
   double bytes, flops; /* 0: none worth naming */
 } bench_cost;
 
+struct bench_table; /* table.h */
+
 typedef struct bench_case {
   const char *name, *summary;
   bool naive;   /* the BF16 composition does the same work and is timed beside it */
@@ -24,6 +26,10 @@ typedef struct bench_case {
   /* COLLECTIVE.  Makes what the calls need; all of it is sized for rig->max_tokens. */
   oproj_status (*open)(bench_rig *rig);
   void (*close)(bench_rig *rig); /* NULL: nothing to do; also after a failure before */
+
+  /* COLLECTIVE.  Times and puts all rows by itself, in place of what follows; NULL: the engine
+   * does. */
+  oproj_status (*rows)(bench_rig *rig, const struct bench_table *table, int32_t replays);
 
   oproj_status (*call)(bench_rig *rig, int32_t tokens, int32_t call, void *stream);
   bench_cost (*cost)(const bench_rig *rig, int32_t tokens);

@@ -171,8 +171,8 @@ static oproj_status run_size(engine *e, int32_t tokens) {
 static oproj_status prepare(engine *e) {
   const bench_args *args = e->rig.args;
   bool host = !e->rig.device;
-  e->warmups = (int32_t)(args->warmups ? args->warmups : host ? 1 : 3);
-  e->replays = (int32_t)(args->replays ? args->replays : host ? 5 : 30);
+  e->warmups = (int32_t)(args->warmups ? args->warmups : e->which->rows ? 0 : host ? 1 : 3);
+  e->replays = (int32_t)(args->replays ? args->replays : host || e->which->rows ? 5 : 30);
   e->us = calloc((size_t)e->replays, sizeof *e->us);
   if (!e->us) return oproj_fail(OPROJ_ERR_NOMEM, "no memory for %d times", e->replays);
   return OPROJ_OK;
@@ -200,8 +200,8 @@ oproj_status engine_run(const bench_case *which, const bench_args *args, const b
   oproj_status status = open_engine(&e, args, ranks, command);
   bool opened = status == OPROJ_OK;
   if (opened) table_heading(&e.table, count_calls(&e, e.rig.layer_count), e.warmups, e.replays);
-  if (opened && which->loads) status = run_size(&e, 0);
-  for (int64_t t = args->begin; t <= args->end && status == OPROJ_OK && !which->loads;
+  if (opened && which->rows) status = which->rows(&e.rig, &e.table, e.replays);
+  for (int64_t t = args->begin; t <= args->end && status == OPROJ_OK && !which->rows;
        t *= args->factor)
     status = run_size(&e, (int32_t)t);
   if (opened) {

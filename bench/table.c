@@ -36,9 +36,10 @@ oproj_status table_close(bench_table *t) {
 
 /* ---- derived numbers ----------------------------------------------------------------------- */
 
-/* The host's bandwidth is nobody's result: 0 keeps it out of tables and files. */
+/* The host's bandwidth is nobody's result: 0 keeps it out of tables and files.  That of its storage
+ * is one. */
 static double gb_per_s(const bench_table *t, const table_row *row) {
-  return t->rig->device ? row->cost.bytes / row->p50_us * 1e-3 : 0.0;
+  return t->rig->device || t->which->loads ? row->cost.bytes / row->p50_us * 1e-3 : 0.0;
 }
 
 static double tflop_per_s(const bench_table *t, const table_row *row) {

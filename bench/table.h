@@ -8,7 +8,7 @@
 
 /* How one row was measured. */
 typedef struct table_row {
-  const char *rung; /* "oproj" or "naive" */
+  const char *rung; /* "oproj", "naive", or another way of the case load */
   const char *path; /* which of the library's ways ran */
   int32_t tokens;
   int32_t calls, warmups, replays; /* calls per replay */
