@@ -67,23 +67,31 @@ static oproj_status load(run_load *l, int32_t index, int32_t count) {
     l->held_begin = index;
     l->held_end = index + count;
     status = oproj_layers_load(l->held, l->ctx, l->checkpoint, layers, count, &config, &report);
-    /* A load that an interrupt has stopped says only that it was stopped. */
-    if (status != OPROJ_OK) {
-      oproj_status why = job_agree_to_go_on(l->job);
-      if (why != OPROJ_OK) status = why;
-    }
   }
   free(layers);
   if (status == OPROJ_OK) summarise(l, &report);
   return status;
 }
 
+/* COLLECTIVE.  Fewer at a time where memory, of the device perhaps, turns out not to hold them. */
+static oproj_status load_what_fits(run_load *l, int32_t index) {
+  int32_t count;
+  oproj_status status = choose_count(l, index, &count);
+  if (status != OPROJ_OK) return status;
+  do {
+    drop(l);
+    status = load(l, index, count);
+    count /= 2;
+  } while (status == OPROJ_ERR_NOMEM && count > 0);
+  if (status == OPROJ_OK) return status;
+  /* A load that an interrupt has stopped says only that it was stopped. */
+  oproj_status why = job_agree_to_go_on(l->job);
+  return why == OPROJ_OK ? status : why;
+}
+
 oproj_status run_load_layer(run_load *l, int32_t index, oproj_layer **out) {
   if (!l->held || index < l->held_begin || index >= l->held_end) {
-    int32_t count;
-    drop(l);
-    oproj_status status = choose_count(l, index, &count);
-    if (status == OPROJ_OK) status = load(l, index, count);
+    oproj_status status = load_what_fits(l, index);
     if (status != OPROJ_OK) return status;
   }
   *out = l->held[index - l->held_begin];

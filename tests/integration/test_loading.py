@@ -12,6 +12,7 @@ import json
 import os
 import pty
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -180,6 +181,25 @@ def memory_case(bench):
     return line
 
 
+def passes_case(bench):
+    """Where memory does not hold all layers at once, they come in several passes; y is the same."""
+    source, room = large(bench), bench.path("room")
+    room.mkdir()
+    arguments = ["run", source, "--tokens", 1, "--load-memory", 68, "--output", room / "y"]
+    bench.program.succeed(*arguments)
+    wanted = (room / "y").read_bytes()
+    for megabytes in range(560, 200, -32):
+        limit = (megabytes << 20, megabytes << 20)
+        done = bench.program.start(
+            arguments, preexec_fn=lambda r=limit: resource.setrlimit(resource.RLIMIT_AS, r))
+        expect(done.returncode == OK, f"exit {done.returncode} with {megabytes} MB: {done.stderr}")
+        passes = sum(bool(SUMMARY.fullmatch(line)) for line in done.stdout.splitlines())
+        expect((room / "y").read_bytes() == wanted, "y differs")
+        if passes > 1:
+            return f"{passes} passes in {megabytes} MB"
+    raise CaseFailure("one pass at any memory")
+
+
 def terminal_case(bench):
     """On a terminal: a bar that is redrawn in place, and a line's end behind it."""
     ours, theirs = pty.openpty()
@@ -203,7 +223,7 @@ def terminal_case(bench):
     return bars[-2].split("\033")[0]
 
 
-CASES = {"summary": summary_case, "memory": memory_case, "terminal": terminal_case,
+CASES = {"summary": summary_case, "memory": memory_case, "passes": passes_case, "terminal": terminal_case,
          "interrupted": lambda b: interrupted_case(b, 0),
          "interrupted-n2": lambda b: interrupted_case(b, 2), "killed": killed_case,
          "truncated": truncated_case}
