@@ -120,6 +120,7 @@ START_TEST(exact_data_equals_the_reference) {
     int32_t tokens[8]; /* ends with 0 */
   } cases[] = {{OPROJ_PATH_PORTABLE, "portable", {1, 8, 9, 65, 1024}},
                {OPROJ_PATH_FUSED, "fused", {1, 7, 8, 9, 16, 17, 32}},
+               {OPROJ_PATH_DECODE, "decode", {1, 2, 7, 8, 9, 15, 16}},
                {OPROJ_PATH_GROUPED, "grouped", {1, 16, 33, 64, 65, 127, 1024}},
                {OPROJ_PATH_LIBRARY, "library", {768, 1001, 1024}}};
   data_layer data = make(&recipes[_i], true, MOST_TOKENS);

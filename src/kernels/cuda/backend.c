@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/cuda.h"
-#include "kernels/cuda/sm90.h"
+#include "kernels/cuda/sm90_decode.h"
 
 enum { ALIGNMENT = 16 }; /* bytes: the kernels' loads and stores of codes, x and z */
 
@@ -272,7 +272,8 @@ static oproj_status choose_path(const oproj_kernels_weights *w, int32_t tokens, 
                             .wo_b = w->wo_b.dtype,
                             .has_adapter = w->adapter.rank > 0,
                             .own_out = own_out,
-                            .forced = k->config.path};
+                            .forced = k->config.path,
+                            .resident = k->decode ? k->decode->shape.blocks : 1};
   return oproj_path_choose(&query, out);
 }
 
@@ -296,9 +297,14 @@ static oproj_status cuda_forward(oproj_kernels_weights *w, const oproj_io *io,
   oproj_path_choice choice;
   TRY(cuda_enter(k));
   TRY(choose_path(w, io->tokens, out->fn != NULL, &choice));
+  if (choice.path == OPROJ_PATH_DECODE && sm90_decode_takes(w, io, partial)) {
+    cuda_input input = describe_input(k, io);
+    return sm90_decode_forward(w, &input, partial, (io->flags & OPROJ_EARLY_TRIGGER) != 0, stream);
+  }
+  int grouped = choice.path == OPROJ_PATH_GROUPED || choice.path == OPROJ_PATH_DECODE;
   int fused = choice.path == OPROJ_PATH_FUSED;
   oproj_quant zq = workspace_zq(k, io->tokens, out->fn ? out->layout : OPROJ_SCALE_F32);
-  if ((fused || choice.path == OPROJ_PATH_GROUPED) && w->adapter.rank == 0) {
+  if ((fused || grouped) && w->adapter.rank == 0) {
     TRY(forward_to_quantized_z(w, io, fused, &zq, stream));
   } else {
     TRY(forward_groups(w, io, k->work.z, stream));

@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/cuda.h"
-#include "kernels/cuda/sm90.h"
+#include "kernels/cuda/sm90_decode.h"
 
 enum { FIRST_CAPABILITY = 80 };
 
@@ -67,6 +67,7 @@ void cuda_close(oproj_kernels *k) {
   if (!k) return;
   cudaSetDevice(k->device);
   cuda_lt_close(k);
+  sm90_decode_close(k);
   free_workspace(&k->work);
   cudaFree(k->claim);
   if (k->fault) cudaFreeHost(k->fault);
@@ -135,6 +136,7 @@ static oproj_status open_on_device(oproj_kernels *k) {
   CUDA_TRY(cudaStreamCreateWithFlags(&k->upload, cudaStreamNonBlocking));
   TRY(open_fault(k));
   TRY(open_workspace(k));
+  TRY(sm90_decode_open(k));
   return cuda_lt_open(k);
 }
 
@@ -163,6 +165,9 @@ oproj_status cuda_open(oproj_kernels **out, const oproj_kernels_config *config) 
 /* ---- entering a stage ---------------------------------------------------------------------- */
 
 static oproj_status report_fault(oproj_kernels *k) {
+  REQUIRE(!__atomic_load_n(&k->fault->stalled, __ATOMIC_ACQUIRE), OPROJ_ERR_DEVICE,
+          "blocks of the decode kernel waited in vain for one another: another kernel that waits "
+          "held the device; this context must be created anew");
   uint32_t raised = __atomic_load_n(&k->fault->raised, __ATOMIC_ACQUIRE);
   if (raised == k->fault->seen) return OPROJ_OK;
   cuda_fault found = *k->fault;

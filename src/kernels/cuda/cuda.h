@@ -11,6 +11,7 @@
  *   project_small.cu  the same for up to CUDA_SMALL_TOKENS tokens: bound by the weights' bytes
  *   adapter.cu        the low-rank addition to WO_A
  *   sm90.h, sm90_*    SM90's own kernel for both projections, the input's quantiser fused in front
+ *   sm90_decode*      SM90: the whole chain of a few tokens in one launch
  *   cublaslt*         both projections of large batches, V4's blocks, through cuBLASLt
  *   device.cuh        what the kernels share
  *   input.cuh         bad positions and block quantisation, for the kernels that need them
@@ -49,6 +50,7 @@ oproj_status cuda_fail(cudaError_t error, const char *call);
 typedef struct cuda_fault {
   uint32_t raised; /* device writes, last */
   uint32_t seen;   /* host writes */
+  uint32_t stalled; /* device writes: blocks of a launch waited in vain for one another */
   int32_t token;
   int64_t position, rows;
 } cuda_fault;
@@ -161,6 +163,7 @@ struct oproj_kernels {
       sm90_capacity[CUDA_CLUSTER_SIZES]; /* SM90: blocks held at once in clusters of 1, 2, 4, 8 */
   cudaStream_t upload;                   /* for weights; joins no other stream */
   cuda_workspace work;
+  struct sm90_decode_state *decode; /* NULL where its kernel cannot serve */
   cuda_lt *lt;              /* NULL where cuBLASLt cannot serve */
   cuda_fault *fault;        /* host address ... */
   cuda_fault *fault_device; /* ... and the device's for the same memory */
@@ -176,7 +179,8 @@ typedef struct cuda_adapter {
 struct oproj_kernels_weights {
   oproj_kernels *kernels;
   oproj_matrix wo_a, wo_b;        /* data and scales in device memory, owned */
-  CUtensorMap wo_a_map, wo_b_map; /* SM90 only: the copy engine's view of e4m3 data */
+  /* SM90 only: the copy engine's view of e4m3 data; of WO_B by blocks of the decode kernel too. */
+  CUtensorMap wo_a_map, wo_b_map, wo_b_decode_map;
   /* SM100 and SM103: their scales for cuBLASLt; NULL where not all are powers of two. */
   uint32_t *wo_a_tiles, *wo_b_tiles;
   cuda_adapter adapter;
