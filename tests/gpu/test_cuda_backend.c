@@ -39,7 +39,7 @@ static void check_input(const rig *r, int32_t tokens, int32_t pad, oproj_positio
 START_TEST(input_matches_ref) {
   int32_t block = _i ? 128 : 32;
   rig r = small_rig(block);
-  for (int i = 0; i < TOKEN_COUNTS; i++) {
+  for (int i = 0; i < token_counts_to_run(); i++) {
     check_input(&r, token_counts[i], 0, OPROJ_POSITION_I64);
     check_input(&r, token_counts[i], 8, OPROJ_POSITION_I32);
     check_input(&r, token_counts[i], 3, OPROJ_POSITION_I64);
@@ -53,7 +53,7 @@ END_TEST
 
 START_TEST(z_matches_ref) {
   rig r = small_rig(_i ? 128 : 32);
-  for (int i = 0; i < TOKEN_COUNTS * LAYOUTS; i++) {
+  for (int i = 0; i < token_counts_to_run() * LAYOUTS; i++) {
     int32_t tokens = token_counts[i / LAYOUTS];
     size_t count = (size_t)tokens * (size_t)r.z_cols;
     uint16_t *z = malloc(count * sizeof *z + 1);
@@ -120,7 +120,7 @@ static void check_fp8_products(const rig *r, const layer *l, int32_t tokens,
 START_TEST(fp8_products_match_double) {
   rig r = small_rig(_i ? 128 : 32);
   layer l = layer_open(&r, OPROJ_DTYPE_E4M3, DATA_RANDOM, 20);
-  for (int i = 0; i < TOKEN_COUNTS; i++)
+  for (int i = 0; i < token_counts_to_run(); i++)
     check_fp8_products(&r, &l, token_counts[i], (oproj_scale_layout)(i % LAYOUTS));
   layer_close(&r, &l);
   rig_close(&r);
@@ -136,7 +136,7 @@ END_TEST
 START_TEST(bf16_products_match_double) {
   rig r = small_rig(128);
   layer l = layer_open(&r, OPROJ_DTYPE_BF16, DATA_RANDOM, 24);
-  for (int i = 0; i < TOKEN_COUNTS; i++) {
+  for (int i = 0; i < token_counts_to_run(); i++) {
     int32_t tokens = token_counts[i];
     size_t x_count = (size_t)tokens * (size_t)r.heads * 512;
     size_t z_count = (size_t)tokens * (size_t)r.z_cols;
