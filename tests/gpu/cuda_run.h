@@ -61,7 +61,8 @@ void batch_close(const run *r, batch *b);
 /* Fewer or more of its tokens, up to those it was opened with. */
 void batch_set_tokens(batch *b, const data_layer *data, int32_t tokens);
 
-/* y of one call of layer `which` over poison: in host memory, to be freed; fails the test where a guard changed. */
+/* y of one call of layer `which` over poison: in host memory, to be freed; fails the test where a
+ * guard changed. */
 uint16_t *run_forward(const run *r, int which, const batch *b);
 
 /* Makes every byte of the workspace 0xFF, a NaN in codes and scales alike; enqueued on `stream`, so
