@@ -6,6 +6,7 @@
  *   ranks.c           what several ranks need of a GPU: its name, pinned memory, their sum
  *   reduce.cu         that sum's kernel
  *   versions.c        which CUDA this is
+ *   range.h           the stages' names for profilers
  *   input.cu          inverse RoPE, block quantisation, of the input and of z
  *   project.cu        both projections for many tokens: tensor cores, f32 sums
  *   project_small.cu  the same for up to CUDA_SMALL_TOKENS tokens: bound by the weights' bytes
