@@ -293,11 +293,11 @@ static oproj_status forward_to_quantized_z(const oproj_kernels_weights *w, const
   return CUDA_IN_RANGE("WO_A", sm90_project_groups(w, &xq, NULL, &result, stream));
 }
 
-static oproj_status cuda_forward(oproj_kernels_weights *w, const oproj_io *io,
-                                 const oproj_kernels_out *out, uint16_t *partial, void *stream) {
-  oproj_kernels *k = w->kernels;
+static oproj_status forward_chain(const oproj_kernels_weights *w, const oproj_io *io,
+                                  const oproj_kernels_out *out, uint16_t *partial,
+                                  cudaStream_t stream) {
+  const oproj_kernels *k = w->kernels;
   oproj_path_choice choice;
-  TRY(cuda_enter(k));
   TRY(choose_path(w, io->tokens, out->fn != NULL, &choice));
   int fused = choice.path == OPROJ_PATH_FUSED;
   oproj_quant zq = workspace_zq(k, io->tokens, out->fn ? out->layout : OPROJ_SCALE_F32);
@@ -310,6 +310,83 @@ static oproj_status cuda_forward(oproj_kernels_weights *w, const oproj_io *io,
   }
   return CUDA_IN_RANGE("WO_B", out->fn ? out->fn(out->user, &zq, partial, stream)
                                        : project_out(w, &zq, partial, io->flags, stream));
+}
+
+static oproj_status cuda_forward(oproj_kernels_weights *w, const oproj_io *io,
+                                 const oproj_kernels_out *out, uint16_t *partial, void *stream) {
+  TRY(cuda_enter(w->kernels));
+  return forward_chain(w, io, out, partial, stream);
+}
+
+/* ---- warm-up ------------------------------------------------------------------------------- */
+
+/* What a warm-up reads: zeros, the heads in the workspace's x. */
+static oproj_io warm_input(const oproj_kernels *k, char *zeros, int32_t tokens) {
+  int32_t head_dim = k->config.dims.head_dim;
+  return (oproj_io){.tokens = tokens,
+                    .attn_out = k->work.x,
+                    .head_stride = head_dim,
+                    .token_stride = (int64_t)k->config.groups * k->group_cols,
+                    .cos_sin = (const float *)zeros,
+                    .cos_sin_rows = 1,
+                    .cos_sin_width = k->config.dims.rope_dim,
+                    .positions = zeros};
+}
+
+/* Heads or a table that 16-byte loads cannot take have kernels of their own. */
+static oproj_status warm_inputs(const oproj_kernels_weights *w, char *zeros, cudaStream_t stream) {
+  const oproj_kernels *k = w->kernels;
+  oproj_quant xq = workspace_xq(k, 1);
+  oproj_io odd_table = warm_input(k, zeros, 1), odd_heads = odd_table;
+  odd_table.cos_sin++;
+  odd_heads.head_stride++;
+  TRY(quantize_input(k, &odd_table, &xq, stream));
+  TRY(quantize_input(k, &odd_heads, &xq, stream));
+  TRY(rotate_input(k, &odd_heads, k->work.x, stream));
+  return rotate_input(k, &odd_table, k->work.x, stream);
+}
+
+/* Every power of two of tokens and the most there are: each variant begins at one of them.  A
+ * forced path may refuse some.  x holds the input, and y once the input is spent. */
+static oproj_status warm_counts(const oproj_kernels_weights *w, char *zeros, cudaStream_t stream) {
+  static const oproj_kernels_out own = {NULL, NULL, OPROJ_SCALE_F32};
+  int32_t most = w->kernels->config.max_tokens;
+  for (int64_t next = 1, tokens = 0; tokens < most; next *= 2) {
+    tokens = next < most ? next : most;
+    int32_t whole = (int32_t)(tokens < CUDA_LT_TOKENS ? tokens : tokens & -CUDA_LT_MULTIPLE);
+    oproj_io io = warm_input(w->kernels, zeros, whole);
+    oproj_status status = forward_chain(w, &io, &own, w->kernels->work.x, stream);
+    if (status != OPROJ_OK && status != OPROJ_ERR_UNSUPPORTED) return status;
+  }
+  return OPROJ_OK;
+}
+
+static oproj_status warm_all(const oproj_kernels_weights *w, char *zeros, size_t bytes) {
+  const oproj_kernels *k = w->kernels;
+  size_t rows = (size_t)k->config.groups * (size_t)k->config.max_tokens + CUDA_LT_SLACK;
+  size_t x_bytes = rows * (size_t)k->group_cols * sizeof *k->work.x;
+  CUDA_TRY(cudaMemsetAsync(zeros, 0, bytes, k->upload));
+  CUDA_TRY(cudaMemsetAsync(k->work.x, 0, x_bytes, k->upload));
+  TRY(warm_inputs(w, zeros, k->upload));
+  TRY(warm_counts(w, zeros, k->upload));
+  CUDA_TRY(cudaStreamSynchronize(k->upload));
+  return OPROJ_OK;
+}
+
+oproj_status cuda_warm(const oproj_kernels_weights *w) {
+  oproj_kernels *k = w->kernels;
+  uint32_t kind = 1u << (w->wo_a.dtype | w->wo_b.dtype << 1 | (w->adapter.rank > 0) << 2);
+  if (k->warm & kind || k->config.max_tokens == 0) return OPROJ_OK;
+  size_t table = ((size_t)k->config.dims.rope_dim + 1) * sizeof(float);
+  size_t positions = (size_t)k->config.max_tokens * sizeof(int64_t);
+  size_t bytes = table > positions ? table : positions;
+  void *zeros;
+  CUDA_TRY(cudaDeviceSynchronize()); /* calls of other layers may still use the workspace */
+  CUDA_TRY(cudaMalloc(&zeros, bytes));
+  oproj_status status = warm_all(w, zeros, bytes);
+  cudaFree(zeros);
+  if (status == OPROJ_OK) k->warm |= kind;
+  return status;
 }
 
 /* ---- the table ----------------------------------------------------------------------------- */

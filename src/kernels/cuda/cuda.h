@@ -163,6 +163,7 @@ struct oproj_kernels {
   cudaStream_t upload;                   /* for weights; joins no other stream */
   cuda_workspace work;
   cuda_lt *lt;              /* NULL where cuBLASLt cannot serve */
+  uint32_t warm;            /* a bit for each kind of layer that cuda_warm has run */
   cuda_fault *fault;        /* host address ... */
   cuda_fault *fault_device; /* ... and the device's for the same memory */
   uint32_t *claim;
@@ -205,6 +206,14 @@ oproj_status cuda_buffer_write(oproj_kernels *kernels, void *to, const void *fro
                                size_t bytes, void *stream);
 oproj_status cuda_buffer_read(oproj_kernels *kernels, void *to_host, const void *from, size_t bytes,
                               void *stream);
+
+/* ---- backend.c ----------------------------------------------------------------------------- */
+
+/* Runs once what calls of such a layer may dispatch: dtypes as they are, with or without an
+ * adapter.  A kernel's first launch loads its code, which takes device memory and time that a call
+ * must not.  Does nothing for a kind of layer that the context has warmed up before.  Waits for the
+ * device and overwrites the workspace. */
+oproj_status cuda_warm(const oproj_kernels_weights *weights);
 
 /* ---- weights.c ----------------------------------------------------------------------------- */
 
