@@ -19,21 +19,16 @@ typedef enum data_kind {
 uint64_t hash(uint64_t stream, uint64_t index);
 float unit(uint64_t stream, uint64_t index); /* in [-1, 1) */
 
-/* Every edge of a tile, and large batches last. */
-static const int32_t token_counts[] = {0,  1,  2,  3,  4,   5,   6,   7,   8,   9,
-                                       10, 11, 12, 13, 14,  15,  16,  17,  31,  32,
-                                       33, 63, 64, 65, 127, 128, 129, 255, 512, 8192};
-enum {
-  TOKEN_COUNTS = sizeof token_counts / sizeof token_counts[0],
-  MAX_TOKENS = 8192,
-  LAYOUTS = OPROJ_SCALE_UE8M0_TILE + 1
-};
+enum { LAYOUTS = OPROJ_SCALE_UE8M0_TILE + 1 };
 
 /* Nonzero under OPROJ_TEST_SHORT=1: for sanitizers, which take a hundred times as long. */
 int test_is_short(void);
 
-/* How many of token_counts to run: without the large batches where the test is short. */
-int token_counts_to_run(void);
+/* The token counts to test, ascending: 0, every edge of a tile, large batches; few of them where
+ * the test is short. */
+int token_counts(void);
+int32_t token_count(int i); /* 0 <= i < token_counts() */
+int32_t most_tokens(void);  /* the last of them */
 
 double *bf16_in_double(const uint16_t *values, size_t count); /* to be freed */
 

@@ -19,10 +19,6 @@ static double chain_error(const oproj_path_choice *choice, int32_t tokens) {
   return tokens > 0 ? most * (1.0 + 1.0 / sqrt((double)tokens)) : most;
 }
 
-static int32_t most_tokens(void) {
-  return token_counts[token_counts_to_run() - 1];
-}
-
 static data_layer make(const oproj_dims *dims, bool exact, int32_t tokens) {
   return data_make(dims, exact, OPROJ_DTYPE_E4M3, OPROJ_DTYPE_E4M3, tokens);
 }
@@ -181,9 +177,9 @@ START_TEST(values_match_double) {
     run r = run_open("cuda", run_paths[p].path, data.tokens, &data, 1);
     batch b = batch_open(&r, &data, 0, data.tokens, 8);
     stages s = open_stages(&r, &data);
-    for (int i = 0; i < token_counts_to_run(); i++)
-      if (run_serves(&run_paths[p], &data.dims, token_counts[i]))
-        check_count(&r, &run_paths[p], &data, &b, &s, &c, token_counts[i]);
+    for (int i = 0; i < token_counts(); i++)
+      if (run_serves(&run_paths[p], &data.dims, token_count(i)))
+        check_count(&r, &run_paths[p], &data, &b, &s, &c, token_count(i));
     close_stages(&r, &s);
     batch_close(&r, &b);
     run_close(&r);
@@ -204,8 +200,8 @@ START_TEST(exact_data_equals_ref) {
     if (!run_serves(&run_paths[p], &data.dims, run_paths[p].least)) continue;
     run r = run_open("cuda", run_paths[p].path, data.tokens, &data, 1);
     batch b = batch_open(&r, &data, 0, data.tokens, 8);
-    for (int i = 0; i < token_counts_to_run() + 3; i++) {
-      int32_t tokens = i < 3 ? more[i] : token_counts[i - 3];
+    for (int i = 0; i < token_counts() + 3; i++) {
+      int32_t tokens = i < 3 ? more[i] : token_count(i - 3);
       if (!run_serves(&run_paths[p], &data.dims, tokens)) continue;
       batch_set_tokens(&b, &data, tokens);
       uint16_t *y = run_forward(&r, 0, &b);
