@@ -114,6 +114,9 @@ static oproj_status open_workspace(oproj_kernels *k) {
   TRY(allocate((void **)&w->xq.codes, input));
   TRY(allocate(&w->xq.scales, any_scale_bytes(groups, tokens, k->group_cols / block)));
   TRY(allocate((void **)&w->z, z * sizeof *w->z));
+  /* cuBLASLt's kernels store through the copy engine, which initcheck does not follow. */
+  CUDA_TRY(cudaMemsetAsync(w->z, 0, z * sizeof *w->z, k->upload));
+  CUDA_TRY(cudaStreamSynchronize(k->upload));
   TRY(allocate((void **)&w->zq.codes, z));
   return allocate(&w->zq.scales, any_scale_bytes(1, tokens, k->z_cols / block));
 }

@@ -6,6 +6,7 @@
  *   ranks.c           what several ranks need of a GPU: its name, pinned memory, their sum
  *   reduce.cu         that sum's kernel
  *   versions.c        which CUDA this is
+ *   range.h           the stages' names for profilers
  *   input.cu          inverse RoPE, block quantisation, of the input and of z
  *   project.cu        both projections for many tokens: tensor cores, f32 sums
  *   project_small.cu  the same for up to CUDA_SMALL_TOKENS tokens: bound by the weights' bytes
@@ -165,6 +166,7 @@ struct oproj_kernels {
   cuda_workspace work;
   struct sm90_decode_state *decode; /* NULL where its kernel cannot serve */
   cuda_lt *lt;              /* NULL where cuBLASLt cannot serve */
+  uint32_t warm;            /* a bit for each kind of layer that cuda_warm has run */
   cuda_fault *fault;        /* host address ... */
   cuda_fault *fault_device; /* ... and the device's for the same memory */
   uint32_t *claim;
@@ -208,6 +210,14 @@ oproj_status cuda_buffer_write(oproj_kernels *kernels, void *to, const void *fro
                                size_t bytes, void *stream);
 oproj_status cuda_buffer_read(oproj_kernels *kernels, void *to_host, const void *from, size_t bytes,
                               void *stream);
+
+/* ---- backend.c ----------------------------------------------------------------------------- */
+
+/* Runs once what calls of such a layer may dispatch: dtypes as they are, with or without an
+ * adapter.  A kernel's first launch loads its code, which takes device memory and time that a call
+ * must not.  Does nothing for a kind of layer that the context has warmed up before.  Waits for the
+ * device and overwrites the workspace. */
+oproj_status cuda_warm(const oproj_kernels_weights *weights);
 
 /* ---- weights.c ----------------------------------------------------------------------------- */
 

@@ -84,6 +84,7 @@ oproj_status cuda_weights_create(oproj_kernels_weights **out, oproj_kernels *k,
   TRY_GOTO(cuda_lt_sm100_make(k, &w->wo_a, wo_a, &w->wo_a_tiles), status, out);
   TRY_GOTO(cuda_lt_sm100_make(k, &w->wo_b, wo_b, &w->wo_b_tiles), status, out);
   TRY_GOTO(cuda_lt_warm(w), status, out);
+  TRY_GOTO(cuda_warm(w), status, out);
   *out = w;
   return OPROJ_OK;
 out:
@@ -153,7 +154,10 @@ oproj_status cuda_adapter_set(oproj_kernels_weights *w, const oproj_adapter *ada
       return status;
     }
   }
-  adapter_clear(&w->adapter);
+  cuda_adapter former = w->adapter;
   w->adapter = fresh;
-  return OPROJ_OK;
+  oproj_status status = cuda_warm(w);
+  if (status != OPROJ_OK) w->adapter = former;
+  adapter_clear(status == OPROJ_OK ? &former : &fresh);
+  return status;
 }
