@@ -170,7 +170,8 @@ typedef enum oproj_path {
   OPROJ_PATH_PORTABLE,  /* one kernel per stage on any GPU from compute capability 8.0 on */
   OPROJ_PATH_GROUPED,   /* SM90's own FP8 kernels; z is quantised where it is made */
   OPROJ_PATH_FUSED,     /* the same with the input quantised inside WO_A: up to 32 tokens */
-  OPROJ_PATH_LIBRARY    /* cuBLASLt's FP8 products: large batches of V4 */
+  OPROJ_PATH_LIBRARY,   /* cuBLASLt's FP8 products: large batches of V4 */
+  OPROJ_PATH_DECODE     /* SM90: the whole chain in one launch, up to 16 tokens */
 } oproj_path;
 
 typedef struct oproj_config {
@@ -374,6 +375,7 @@ typedef struct oproj_path_query {
   int32_t has_adapter; /* an adapter needs the bf16 input beside the quantised one */
   int32_t own_out;     /* nonzero: WO_B is the caller's (oproj_layer_set_out) */
   oproj_path forced;   /* OPROJ_PATH_AUTO: none */
+  int32_t resident;    /* multiprocessors of the GPU; 0: as many as an H200 has */
 } oproj_path_query;
 
 typedef struct oproj_path_choice {

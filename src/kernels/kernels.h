@@ -17,6 +17,9 @@ typedef struct oproj_kernels_weights oproj_kernels_weights; /* one layer's weigh
 /* From here cuBLASLt's products are faster than our own (H200, bench/baselines). */
 enum { OPROJ_KERNELS_LIBRARY_TOKENS = 768 };
 
+/* Up to here one launch is faster than three (the same). */
+enum { OPROJ_KERNELS_DECODE_TOKENS = 8 };
+
 /* What one rank computes. */
 typedef struct oproj_kernels_config {
   oproj_dims dims;

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "kernels/decode_shape.h"
 #include "kernels/kernels.h"
 
 oproj_status oproj_kernels_find(const char *name, const oproj_kernels_ops **out) {
@@ -33,7 +34,8 @@ const char *oproj_backend_missing(const char *name) {
 
 enum {
   FIRST_SM = 80, /* bf16 arithmetic and 64-bit tensor addressing begin here */
-  FUSED_TOKENS = 32
+  FUSED_TOKENS = 32,
+  USUAL_RESIDENT = 132 /* multiprocessors of an H100 or H200 */
 };
 
 static int32_t group_cols(const oproj_dims *d) {
@@ -61,6 +63,17 @@ static const char *why_not_fused(const oproj_path_query *q) {
   return NULL;
 }
 
+static const char *why_not_decode(const oproj_path_query *q) {
+  oproj_decode_shape shape;
+  if (q->sm != 90) return "the FP8 kernels of this version are SM90's";
+  if (q->own_out) return "WO_B is the caller's";
+  if (q->wo_a != OPROJ_DTYPE_E4M3 || q->wo_b != OPROJ_DTYPE_E4M3) return "a weight is bf16";
+  if (q->has_adapter) return "an adapter needs the bf16 input";
+  if (q->tokens > OPROJ_DECODE_TOKENS) return "more than 16 tokens";
+  return oproj_kernels_decode_shape(&q->dims, q->groups,
+                                    q->resident > 0 ? q->resident : USUAL_RESIDENT, &shape);
+}
+
 static const char *why_not_library(const oproj_path_query *q) {
   if (q->sm != 90 && q->sm != 100 && q->sm != 103)
     return "cuBLASLt has block-scaled FP8 on SM90 and SM100";
@@ -83,11 +96,14 @@ static oproj_path_choice describe(oproj_path path, const char *reason) {
                [OPROJ_PATH_PORTABLE] = {"portable", 1},
                [OPROJ_PATH_GROUPED] = {"grouped-fast", 0},
                [OPROJ_PATH_FUSED] = {"fused-fast", 0},
-               [OPROJ_PATH_LIBRARY] = {"library-fast", 0}};
+               [OPROJ_PATH_LIBRARY] = {"library-fast", 0},
+               [OPROJ_PATH_DECODE] = {"decode-fast", 0}};
   return (oproj_path_choice){path, words[path].name, reason, words[path].exact};
 }
 
 static oproj_path_choice choose_fastest(const oproj_path_query *q) {
+  if (q->tokens <= OPROJ_KERNELS_DECODE_TOKENS && !why_not_decode(q))
+    return describe(OPROJ_PATH_DECODE, "few tokens: the whole chain in one launch");
   if (!why_not_library(q)) return describe(OPROJ_PATH_LIBRARY, "a large batch of V4: cuBLASLt");
   const char *why = why_not_grouped(q);
   if (why) return describe(OPROJ_PATH_PORTABLE, why);
@@ -109,6 +125,9 @@ static oproj_status choose_forced(const oproj_path_query *q, oproj_path_choice *
     case OPROJ_PATH_LIBRARY:
       why = why_not_library(q);
       break;
+    case OPROJ_PATH_DECODE:
+      why = why_not_decode(q);
+      break;
     case OPROJ_PATH_REFERENCE:
       why = "a GPU was chosen";
       break;
@@ -128,7 +147,7 @@ oproj_status oproj_path_choose(const oproj_path_query *query, oproj_path_choice 
           query->tokens);
   REQUIRE(query->dims.groups > 0 && query->dims.heads > 0, OPROJ_ERR_INVALID,
           "dims must be filled in");
-  REQUIRE(query->forced >= OPROJ_PATH_AUTO && query->forced <= OPROJ_PATH_LIBRARY,
+  REQUIRE(query->forced >= OPROJ_PATH_AUTO && query->forced <= OPROJ_PATH_DECODE,
           OPROJ_ERR_INVALID, "forced is %d; it is no oproj_path", (int)query->forced);
   if (query->sm == 0) {
     REQUIRE(query->forced == OPROJ_PATH_AUTO || query->forced == OPROJ_PATH_REFERENCE,

@@ -22,7 +22,7 @@ static oproj_status read_config(const oproj_config *config, oproj_config *out) {
           full.max_tokens);
   REQUIRE(full.reduce >= OPROJ_REDUCE_ALL && full.reduce <= OPROJ_REDUCE_NONE, OPROJ_ERR_INVALID,
           "reduce is %d; it is no oproj_reduce", (int)full.reduce);
-  REQUIRE(full.path >= OPROJ_PATH_AUTO && full.path <= OPROJ_PATH_LIBRARY, OPROJ_ERR_INVALID,
+  REQUIRE(full.path >= OPROJ_PATH_AUTO && full.path <= OPROJ_PATH_DECODE, OPROJ_ERR_INVALID,
           "path is %d; it is no oproj_path", (int)full.path);
   *out = full;
   return OPROJ_OK;

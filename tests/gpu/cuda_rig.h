@@ -19,12 +19,16 @@ typedef enum data_kind {
 uint64_t hash(uint64_t stream, uint64_t index);
 float unit(uint64_t stream, uint64_t index); /* in [-1, 1) */
 
-static const int32_t token_counts[] = {0, 1, 2, 3, 5, 8, 17, 33, 129};
-enum {
-  TOKEN_COUNTS = sizeof token_counts / sizeof token_counts[0],
-  MAX_TOKENS = 129,
-  LAYOUTS = OPROJ_SCALE_UE8M0_TILE + 1
-};
+enum { LAYOUTS = OPROJ_SCALE_UE8M0_TILE + 1 };
+
+/* Nonzero under OPROJ_TEST_SHORT=1: for sanitizers, which take a hundred times as long. */
+int test_is_short(void);
+
+/* The token counts to test, ascending: 0, every edge of a tile, large batches; few of them where
+ * the test is short. */
+int token_counts(void);
+int32_t token_count(int i); /* 0 <= i < token_counts() */
+int32_t most_tokens(void);  /* the last of them */
 
 double *bf16_in_double(const uint16_t *values, size_t count); /* to be freed */
 

@@ -39,10 +39,10 @@ static void check_input(const rig *r, int32_t tokens, int32_t pad, oproj_positio
 START_TEST(input_matches_ref) {
   int32_t block = _i ? 128 : 32;
   rig r = small_rig(block);
-  for (int i = 0; i < TOKEN_COUNTS; i++) {
-    check_input(&r, token_counts[i], 0, OPROJ_POSITION_I64);
-    check_input(&r, token_counts[i], 8, OPROJ_POSITION_I32);
-    check_input(&r, token_counts[i], 3, OPROJ_POSITION_I64);
+  for (int i = 0; i < token_counts(); i++) {
+    check_input(&r, token_count(i), 0, OPROJ_POSITION_I64);
+    check_input(&r, token_count(i), 8, OPROJ_POSITION_I32);
+    check_input(&r, token_count(i), 3, OPROJ_POSITION_I64);
   }
   rig_close(&r);
   r = rig_open(64, 1, 128, 3, 128, block, 9); /* heads shorter than a warp's strip */
@@ -53,8 +53,8 @@ END_TEST
 
 START_TEST(z_matches_ref) {
   rig r = small_rig(_i ? 128 : 32);
-  for (int i = 0; i < TOKEN_COUNTS * LAYOUTS; i++) {
-    int32_t tokens = token_counts[i / LAYOUTS];
+  for (int i = 0; i < token_counts() * LAYOUTS; i++) {
+    int32_t tokens = token_count(i / LAYOUTS);
     size_t count = (size_t)tokens * (size_t)r.z_cols;
     uint16_t *z = malloc(count * sizeof *z + 1);
     for (size_t j = 0; j < count; j++)
@@ -120,8 +120,8 @@ static void check_fp8_products(const rig *r, const layer *l, int32_t tokens,
 START_TEST(fp8_products_match_double) {
   rig r = small_rig(_i ? 128 : 32);
   layer l = layer_open(&r, OPROJ_DTYPE_E4M3, DATA_RANDOM, 20);
-  for (int i = 0; i < TOKEN_COUNTS; i++)
-    check_fp8_products(&r, &l, token_counts[i], (oproj_scale_layout)(i % LAYOUTS));
+  for (int i = 0; i < token_counts(); i++)
+    check_fp8_products(&r, &l, token_count(i), (oproj_scale_layout)(i % LAYOUTS));
   layer_close(&r, &l);
   rig_close(&r);
   r = rig_open(4096, 8, 512, 2, 1024, _i ? 128 : 32, 17); /* V4-Flash at n = 4 */
@@ -136,8 +136,8 @@ END_TEST
 START_TEST(bf16_products_match_double) {
   rig r = small_rig(128);
   layer l = layer_open(&r, OPROJ_DTYPE_BF16, DATA_RANDOM, 24);
-  for (int i = 0; i < TOKEN_COUNTS; i++) {
-    int32_t tokens = token_counts[i];
+  for (int i = 0; i < token_counts(); i++) {
+    int32_t tokens = token_count(i);
     size_t x_count = (size_t)tokens * (size_t)r.heads * 512;
     size_t z_count = (size_t)tokens * (size_t)r.z_cols;
     input in = input_open(&r, tokens, 3, OPROJ_POSITION_I32, DATA_RANDOM);

@@ -48,6 +48,8 @@ START_TEST(cublaslt_serves_large_batches) {
     int wanted = (sm90 || (sm100 && _i)) && large_counts[i] >= CUDA_LT_TOKENS;
     ck_assert_int_eq(cuda_lt_takes_groups(l.cuda, &x, r.cuda->work.z), wanted);
     ck_assert_int_eq(cuda_lt_takes_out(l.cuda, &z, r.cuda->work.x), wanted);
+    /* A result that is not aligned is staged. */
+    ck_assert_int_eq(cuda_lt_takes_out(l.cuda, &z, r.cuda->work.x + 4), wanted);
     /* A caller's buffer has no slack. */
     wanted = wanted && large_counts[i] % CUDA_LT_MULTIPLE == 0;
     ck_assert_int_eq(cuda_lt_takes_groups(l.cuda, &x, r.cuda->work.x), wanted);

@@ -1,94 +1,11 @@
-/* test_cuda_paths.c - the paths of one GPU against each other and against the reference backend,
- * through the public API: each forced in turn. */
-#include <cuda_runtime_api.h>
-#include <math.h>
+/* test_cuda_paths.c - the paths of one GPU against each other: fused and unfused, replayed and
+ * eager, with and without early trigger, over poison. */
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "base/num.h"
-#include "support/data.h"
-#include "support/expect.h"
-
-enum { SKIPPED = 77, MOST_TOKENS = 1024 };
-
-/* Dimensions that every path takes, in both recipes. */
-static const oproj_dims recipes[] = {{640, 16, 512, 64, 2, 256, 128},
-                                     {640, 16, 512, 64, 2, 256, 32}};
-
-#define CUDA_OK(call) ck_assert_msg((call) == cudaSuccess, "%s failed", #call)
-
-typedef struct run {
-  oproj_comm *comm;
-  oproj_ctx *ctx;
-  oproj_layer *layer;
-  void *attn_out, *positions, *cos_sin, *y;
-} run;
-
-static void *upload(oproj_ctx *ctx, const void *from, size_t bytes) {
-  void *to;
-  EXPECT_OK(oproj_buffer_create(ctx, bytes, &to));
-  EXPECT_OK(oproj_buffer_write(ctx, to, from, bytes, NULL));
-  return to;
-}
-
-static run open_run(const data_layer *data, const char *backend, oproj_path path) {
-  run r = {0};
-  oproj_config config = OPROJ_CONFIG_INIT;
-  config.backend = backend;
-  config.max_tokens = MOST_TOKENS;
-  config.path = path;
-  EXPECT_OK(oproj_comm_self(&r.comm));
-  EXPECT_OK(oproj_ctx_create(&r.ctx, r.comm, &data->dims, &config));
-  EXPECT_OK(oproj_layer_create(&r.layer, r.ctx, &data->wo_a, &data->wo_b));
-  const oproj_dims *d = &data->dims;
-  size_t tokens = (size_t)data->tokens;
-  r.attn_out = upload(r.ctx, data->attn_out, tokens * (size_t)(d->heads * d->head_dim) * 2);
-  r.positions = upload(r.ctx, data->positions, tokens * sizeof *data->positions);
-  r.cos_sin =
-      upload(r.ctx, data->cos_sin, (size_t)(data->cos_sin_rows * d->rope_dim) * sizeof(float));
-  EXPECT_OK(oproj_buffer_create(r.ctx, tokens * (size_t)d->hidden * 2, &r.y));
-  return r;
-}
-
-static void close_run(run *r) {
-  oproj_buffer_destroy(r->ctx, r->attn_out);
-  oproj_buffer_destroy(r->ctx, r->positions);
-  oproj_buffer_destroy(r->ctx, r->cos_sin);
-  oproj_buffer_destroy(r->ctx, r->y);
-  oproj_layer_destroy(r->layer);
-  oproj_ctx_destroy(r->ctx);
-  oproj_comm_destroy(r->comm);
-}
-
-static oproj_io io_of(const run *r, const data_layer *data, int32_t tokens) {
-  return (oproj_io){.tokens = tokens,
-                    .attn_out = r->attn_out,
-                    .positions = r->positions,
-                    .cos_sin = r->cos_sin,
-                    .cos_sin_rows = data->cos_sin_rows,
-                    .cos_sin_width = data->dims.rope_dim,
-                    .y = r->y,
-                    .flags = OPROJ_EARLY_TRIGGER};
-}
-
-/* y of the first `tokens` tokens, over a poisoned buffer; in host memory, freed by the caller. */
-static uint16_t *forward(const run *r, const data_layer *data, int32_t tokens) {
-  size_t bytes = (size_t)tokens * (size_t)data->dims.hidden * sizeof(uint16_t);
-  uint16_t *y = malloc(bytes + 1);
-  memset(y, 0xAA, bytes);
-  EXPECT_OK(oproj_buffer_write(r->ctx, r->y, y, bytes, NULL));
-  oproj_io io = io_of(r, data, tokens);
-  EXPECT_OK(oproj_forward(r->layer, &io, NULL));
-  EXPECT_OK(oproj_buffer_read(r->ctx, y, r->y, bytes, NULL));
-  return y;
-}
-
-static void check_same(const uint16_t *got, const uint16_t *want, size_t count, const char *what,
-                       int32_t tokens) {
-  for (size_t i = 0; i < count; i++)
-    ck_assert_msg(got[i] == want[i], "%s, %d tokens: y[%zu] is %04x, wanted %04x", what, tokens, i,
-                  got[i], want[i]);
-}
+#include "base/layout.h"
+#include "gpu/cuda_rig.h"
+#include "gpu/cuda_run.h"
 
 static data_layer make(const oproj_dims *dims, bool exact, int32_t tokens) {
   return data_make(dims, exact, OPROJ_DTYPE_E4M3, OPROJ_DTYPE_E4M3, tokens);
@@ -96,118 +13,312 @@ static data_layer make(const oproj_dims *dims, bool exact, int32_t tokens) {
 
 /* The quantiser in front of WO_A or inside it: the same codes, multiplied in the same order. */
 START_TEST(fused_equals_grouped) {
-  data_layer data = make(&recipes[_i], false, 32);
-  run fused = open_run(&data, "cuda", OPROJ_PATH_FUSED);
-  run grouped = open_run(&data, "cuda", OPROJ_PATH_GROUPED);
+  if (!run_has(OPROJ_PATH_FUSED)) return;
+  data_layer data = make(&run_recipes[_i], false, 33);
+  run fused = run_open("cuda", OPROJ_PATH_FUSED, data.tokens, &data, 1);
+  run grouped = run_open("cuda", OPROJ_PATH_GROUPED, data.tokens, &data, 1);
+  batch a = batch_open(&fused, &data, 0, data.tokens, 0);
+  batch b = batch_open(&grouped, &data, 0, data.tokens, 0);
   for (int32_t tokens = 1; tokens <= 32; tokens++) {
-    uint16_t *a = forward(&fused, &data, tokens), *b = forward(&grouped, &data, tokens);
-    check_same(a, b, (size_t)(tokens * data.dims.hidden), "fused", tokens);
-    free(a);
-    free(b);
+    batch_set_tokens(&a, &data, tokens);
+    batch_set_tokens(&b, &data, tokens);
+    uint16_t *found = run_forward(&fused, 0, &a), *wanted = run_forward(&grouped, 0, &b);
+    expect_same("fused y", found, wanted, a.y_count);
+    free(found);
+    free(wanted);
   }
-  oproj_io io = io_of(&fused, &data, 33);
-  EXPECT_FAIL(oproj_forward(fused.layer, &io, NULL), OPROJ_ERR_UNSUPPORTED, "more than 32 tokens");
-  close_run(&fused);
-  close_run(&grouped);
+  batch_set_tokens(&a, &data, 33);
+  EXPECT_FAIL(oproj_forward(fused.layers[0], &a.io, NULL), OPROJ_ERR_UNSUPPORTED,
+              "more than 32 tokens");
+  batch_close(&fused, &a);
+  batch_close(&grouped, &b);
+  run_close(&fused);
+  run_close(&grouped);
   data_free(&data);
 }
 END_TEST
 
-START_TEST(exact_data_equals_the_reference) {
-  static const struct {
-    oproj_path path;
-    const char *name;
-    int32_t tokens[8]; /* ends with 0 */
-  } cases[] = {{OPROJ_PATH_PORTABLE, "portable", {1, 8, 9, 65, 1024}},
-               {OPROJ_PATH_FUSED, "fused", {1, 7, 8, 9, 16, 17, 32}},
-               {OPROJ_PATH_GROUPED, "grouped", {1, 16, 33, 64, 65, 127, 1024}},
-               {OPROJ_PATH_LIBRARY, "library", {768, 1001, 1024}}};
-  data_layer data = make(&recipes[_i], true, MOST_TOKENS);
-  run ref = open_run(&data, "ref", OPROJ_PATH_AUTO);
-  uint16_t *want = forward(&ref, &data, MOST_TOKENS);
-  for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
-    if (cases[c].path == OPROJ_PATH_LIBRARY && data.dims.quant_block == 32) continue;
-    run r = open_run(&data, "cuda", cases[c].path);
-    for (const int32_t *tokens = cases[c].tokens; *tokens > 0; tokens++) {
-      uint16_t *y = forward(&r, &data, *tokens);
-      check_same(y, want, (size_t)(*tokens * data.dims.hidden), cases[c].name, *tokens);
-      free(y);
+/* ---- what must not matter ------------------------------------------------------------------ */
+
+/* NaN behind heads, behind tokens, in rows from `tokens` on and all over the workspace, against a
+ * dense input of so many tokens and a workspace as it was left. */
+START_TEST(padding_changes_nothing) {
+  static const int32_t pads[] = {8, 3}; /* loads of 16 bytes, and single ones */
+  static const int32_t counts[] = {1, 5, 17, 32, 33, 130, 769, 770, 771};
+  data_layer data = make(&run_recipes[_i], false, 800);
+  for (int p = 0; p < RUN_PATHS; p++) {
+    if (!run_has(run_paths[p].path)) continue;
+    run r = run_open("cuda", run_paths[p].path, data.tokens, &data, 1);
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+      if (!run_serves(&run_paths[p], &data.dims, counts[i])) continue;
+      batch dense = batch_open(&r, &data, 0, counts[i], 0);
+      uint16_t *wanted = run_forward(&r, 0, &dense);
+      for (int j = 0; j < 2; j++) {
+        batch padded = batch_open(&r, &data, 0, counts[i], pads[j]);
+        run_poison_workspace(&r, NULL);
+        uint16_t *found = run_forward(&r, 0, &padded);
+        expect_same(run_paths[p].name, found, wanted, dense.y_count);
+        free(found);
+        batch_close(&r, &padded);
+      }
+      free(wanted);
+      batch_close(&r, &dense);
     }
-    close_run(&r);
+    run_close(&r);
   }
-  free(want);
-  close_run(&ref);
   data_free(&data);
 }
 END_TEST
 
-/* Two batches in turn, in one graph of dependent launches, over and over: the workspace is shared,
- * so a kernel that started too early would mix them. */
-START_TEST(replays_do_not_drift) {
-  enum { REPLAYS = 50000, CHECK_EVERY = 5000, FIRST = 5, SECOND = 40 };
-  data_layer data = make(&recipes[_i % 2], false, SECOND);
-  run r = open_run(&data, "cuda", _i < 2 ? OPROJ_PATH_AUTO : OPROJ_PATH_FUSED);
-  int32_t second = _i < 2 ? SECOND : 32;
-  uint16_t *want_first = forward(&r, &data, FIRST), *want_second = forward(&r, &data, second);
-  size_t hidden = (size_t)data.dims.hidden;
-  void *other;
-  EXPECT_OK(oproj_buffer_create(r.ctx, (size_t)second * hidden * 2, &other));
+/* The scales of a quantised activation, on the device, padding 0 or 0xFF. */
+static void *scales_with_padding(const run *r, const oproj_quant *in_f32, oproj_scale_layout layout,
+                                 int padding, int32_t block) {
+  int32_t columns = in_f32->cols / block;
+  size_t bytes = oproj_scale_bytes(layout, in_f32->groups, in_f32->tokens, in_f32->cols, block);
+  uint8_t *scales = malloc(bytes);
+  void *memory;
+  memset(scales, padding, bytes);
+  for (int32_t g = 0; g < in_f32->groups; g++)
+    for (int32_t t = 0; t < in_f32->tokens; t++)
+      for (int32_t s = 0; s < columns; s++) {
+        int64_t at = oproj_layout_f32(g, t, s, in_f32->tokens, columns);
+        uint32_t bits;
+        memcpy(&bits, (const float *)in_f32->scales + at, sizeof bits);
+        oproj_layout_store(scales, layout, g, t, s, in_f32->tokens, columns, (uint8_t)(bits >> 23));
+      }
+  EXPECT_OK(oproj_buffer_create(r->ctx, bytes, &memory));
+  EXPECT_OK(oproj_buffer_write(r->ctx, memory, scales, bytes, NULL));
+  free(scales);
+  return memory;
+}
 
+/* One product of a caller's codes: z of WO_A, or y of WO_B; in host memory. */
+static uint16_t *product(const run *r, int of_z, const oproj_quant *q, size_t count) {
+  uint16_t *values = malloc(count * sizeof *values);
+  void *out;
+  EXPECT_OK(oproj_buffer_create(r->ctx, count * sizeof *values, &out));
+  EXPECT_OK(of_z ? oproj_out_project(r->layers[0], q, out, NULL)
+                 : oproj_group_project(r->layers[0], q, out, NULL));
+  EXPECT_OK(oproj_buffer_read(r->ctx, values, out, count * sizeof *values, NULL));
+  oproj_buffer_destroy(r->ctx, out);
+  return values;
+}
+
+/* Codes of any value but NaN, scales 2^-4 to 2^3. */
+static oproj_quant make_codes(const run *r, int32_t groups, int32_t tokens, int32_t cols,
+                              int32_t block) {
+  size_t count = (size_t)groups * (size_t)tokens * (size_t)cols;
+  size_t bytes = oproj_scale_bytes(OPROJ_SCALE_F32, groups, tokens, cols, block);
+  uint8_t *codes = malloc(count);
+  float *scales = malloc(bytes);
+  for (size_t i = 0; i < count; i++) codes[i] = (uint8_t)(data_hash(60, i) % 0x7F);
+  for (size_t i = 0; i < bytes / sizeof *scales; i++)
+    scales[i] = oproj_ue8m0_to_f32((uint8_t)(123 + data_hash(61, i) % 8));
+  oproj_quant q = {.scales = scales, .groups = groups, .tokens = tokens, .cols = cols};
+  void *memory;
+  EXPECT_OK(oproj_buffer_create(r->ctx, count, &memory));
+  EXPECT_OK(oproj_buffer_write(r->ctx, memory, codes, count, NULL));
+  q.codes = memory;
+  free(codes);
+  return q;
+}
+
+static void check_scale_padding(const run *r, const run_path *path, const oproj_dims *d, int of_z,
+                                int32_t tokens) {
+  int32_t groups = of_z ? 1 : d->groups, cols = of_z ? d->groups * d->lora_rank : 4 * d->head_dim;
+  size_t count = (size_t)tokens * (size_t)(of_z ? d->hidden : d->groups * d->lora_rank);
+  oproj_quant q = make_codes(r, groups, tokens, cols, d->quant_block);
+  for (int layout = 0; layout < LAYOUTS; layout++) {
+    uint16_t *values[2];
+    for (int nan = 0; nan < 2; nan++) {
+      oproj_quant call = q;
+      call.layout = (oproj_scale_layout)layout;
+      call.scales = scales_with_padding(r, &q, call.layout, nan ? 0xFF : 0, d->quant_block);
+      values[nan] = product(r, of_z, &call, count);
+      oproj_buffer_destroy(r->ctx, call.scales);
+    }
+    expect_same(path->name, values[1], values[0], count);
+    free(values[0]);
+    free(values[1]);
+  }
+  oproj_buffer_destroy(r->ctx, q.codes);
+  free(q.scales);
+}
+
+START_TEST(scale_padding_changes_nothing) {
+  static const int32_t counts[] = {1, 7, 9, 33, 65, 129, 770, 1001};
+  data_layer data = make(&run_recipes[_i], false, 1);
+  for (int p = 0; p < RUN_PATHS; p++) {
+    if (!run_has(run_paths[p].path)) continue;
+    run r = run_open("cuda", run_paths[p].path, 1001, &data, 1);
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)
+      for (int of_z = 0; of_z < 2; of_z++)
+        check_scale_padding(&r, &run_paths[p], &data.dims, of_z, counts[i]);
+    run_close(&r);
+  }
+  data_free(&data);
+}
+END_TEST
+
+/* ---- 10^5 replays -------------------------------------------------------------------------- */
+
+/* Two batches in turn through two layers that share the workspace: a kernel that started too early
+ * would mix them, one that left something unwritten would leave NaN. */
+enum { CALLS = 4, SLOTS = 8 };
+
+typedef struct rounds {
+  run r;
+  batch batches[CALLS];
+  uint16_t *wanted[CALLS];
+  uint16_t *y;    /* of all calls, one behind the other, on the device */
+  uint16_t *host; /* [SLOTS] times as many, pinned */
+  size_t y_count;
   cudaStream_t stream;
+} rounds;
+
+static const int call_layer[CALLS] = {0, 1, 1, 0};
+
+/* y of a context of its own, eager, without a trigger. */
+static uint16_t *alone(oproj_path path, const data_layer *data, int32_t first, int32_t tokens,
+                       int32_t max_tokens) {
+  run r = run_open("cuda", path, max_tokens, data, 1);
+  batch b = batch_open(&r, data, first, tokens, 0);
+  uint16_t *y = run_forward(&r, 0, &b);
+  batch_close(&r, &b);
+  run_close(&r);
+  return y;
+}
+
+/* Calls 0 and 2 take `few` tokens, 1 and 3 `many`, of other inputs each. */
+static rounds open_rounds(oproj_path path, const data_layer data[2], int32_t few, int32_t many,
+                          uint32_t flags) {
+  rounds s = {.r = run_open("cuda", path, many, data, 2)};
+  void *memory;
+  for (int i = 0; i < CALLS; i++) {
+    int32_t tokens = i % 2 ? many : few, first = i * 3;
+    s.batches[i] = batch_open(&s.r, &data[0], first, tokens, 8);
+    s.batches[i].io.flags = flags;
+    data_layer call = data[0];
+    call.wo_a = data[call_layer[i]].wo_a;
+    call.wo_b = data[call_layer[i]].wo_b;
+    s.wanted[i] = alone(path, &call, first, tokens, many);
+    s.y_count += s.batches[i].y_count;
+  }
+  EXPECT_OK(oproj_buffer_create(s.r.ctx, s.y_count * sizeof *s.y, &memory));
+  s.y = memory;
+  CUDA_OK(cudaMallocHost(&memory, SLOTS * s.y_count * sizeof *s.host));
+  s.host = memory;
+  CUDA_OK(cudaStreamCreateWithFlags(&s.stream, cudaStreamNonBlocking));
+  uint16_t *y = s.y;
+  for (int i = 0; i < CALLS; i++) {
+    s.batches[i].io.y = y;
+    y += s.batches[i].y_count;
+  }
+  return s;
+}
+
+static void close_rounds(rounds *s) {
+  CUDA_OK(cudaStreamDestroy(s->stream));
+  CUDA_OK(cudaFreeHost(s->host));
+  oproj_buffer_destroy(s->r.ctx, s->y);
+  for (int i = 0; i < CALLS; i++) {
+    free(s->wanted[i]);
+    batch_close(&s->r, &s->batches[i]);
+  }
+  run_close(&s->r);
+}
+
+static void enqueue_round(const rounds *s) {
+  run_poison_workspace(&s->r, s->stream);
+  CUDA_OK(cudaMemsetAsync(s->y, 0xAA, s->y_count * sizeof *s->y, s->stream));
+  for (int i = 0; i < CALLS; i++)
+    EXPECT_OK(oproj_forward(s->r.layers[call_layer[i]], &s->batches[i].io, s->stream));
+}
+
+/* `count` rounds, each of them looked at: through a graph, or eager where there is none. */
+static void run_rounds(const rounds *s, cudaGraphExec_t graph, int count, const char *what) {
+  for (int done = 0; done < count;) {
+    int slots = count - done < SLOTS ? count - done : SLOTS;
+    for (int slot = 0; slot < slots; slot++) {
+      if (graph)
+        CUDA_OK(cudaGraphLaunch(graph, s->stream));
+      else
+        enqueue_round(s);
+      CUDA_OK(cudaMemcpyAsync(s->host + (size_t)slot * s->y_count, s->y, s->y_count * sizeof *s->y,
+                              cudaMemcpyDeviceToHost, s->stream));
+    }
+    CUDA_OK(cudaStreamSynchronize(s->stream));
+    for (int slot = 0; slot < slots; slot++) {
+      const uint16_t *y = s->host + (size_t)slot * s->y_count;
+      for (int i = 0; i < CALLS; i++) {
+        if (memcmp(y, s->wanted[i], s->batches[i].y_count * sizeof *y) != 0) {
+          char words[128];
+          snprintf(words, sizeof words, "%s, round %d, call %d: y", what, done + slot, i);
+          expect_same(words, y, s->wanted[i], s->batches[i].y_count);
+        }
+        y += s->batches[i].y_count;
+      }
+    }
+    done += slots;
+  }
+}
+
+/* 10^5 replays in all on the paths whose kernels start early. */
+static const struct {
+  oproj_path path;
+  const char *name;
+  int32_t few, many, block, replays;
+} replayed[] = {{OPROJ_PATH_GROUPED, "grouped", 5, 40, 128, 12500},
+                {OPROJ_PATH_GROUPED, "grouped", 5, 40, 32, 12500},
+                {OPROJ_PATH_FUSED, "fused", 3, 32, 128, 12500},
+                {OPROJ_PATH_FUSED, "fused", 3, 32, 32, 12500},
+                {OPROJ_PATH_DECODE, "decode", 3, 16, 128, 12500},
+                {OPROJ_PATH_DECODE, "decode", 3, 16, 32, 12500},
+                {OPROJ_PATH_GROUPED, "grouped", 65, 130, 128, 500},
+                {OPROJ_PATH_GROUPED, "grouped", 65, 130, 32, 500},
+                {OPROJ_PATH_PORTABLE, "portable", 5, 40, 128, 500},
+                {OPROJ_PATH_PORTABLE, "portable", 5, 40, 32, 500},
+                {OPROJ_PATH_LIBRARY, "library", 770, 1001, 128, 500}};
+enum { REPLAYED = sizeof replayed / sizeof replayed[0] };
+
+START_TEST(replays_do_not_drift) {
+  enum { EAGER = 200, SHORT_ROUNDS = 4 };
+  int row = _i / 2;
+  if (!run_has(replayed[row].path)) return;
+  int32_t many = replayed[row].many;
+  int replays = test_is_short() ? SHORT_ROUNDS : replayed[row].replays;
+  uint32_t flags = _i % 2 ? OPROJ_EARLY_TRIGGER : 0;
+  oproj_dims dims = run_recipes[0];
+  dims.quant_block = replayed[row].block;
+  data_layer data[2] = {make(&dims, false, many + 3 * CALLS), make(&dims, true, 1)};
+  rounds s = open_rounds(replayed[row].path, data, replayed[row].few, many, flags);
+  char what[64];
+
+  snprintf(what, sizeof what, "%s, eager, early %d", replayed[row].name, (int)flags);
+  run_rounds(&s, NULL, test_is_short() ? SHORT_ROUNDS : EAGER, what);
+
   cudaGraph_t graph;
   cudaGraphExec_t exec;
-  oproj_io a = io_of(&r, &data, FIRST), b = io_of(&r, &data, second);
-  b.y = other;
-  CUDA_OK(cudaStreamCreate(&stream));
-  CUDA_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  EXPECT_OK(oproj_forward(r.layer, &a, stream));
-  EXPECT_OK(oproj_forward(r.layer, &b, stream));
-  CUDA_OK(cudaStreamEndCapture(stream, &graph));
+  CUDA_OK(cudaStreamBeginCapture(s.stream, cudaStreamCaptureModeThreadLocal));
+  enqueue_round(&s);
+  CUDA_OK(cudaStreamEndCapture(s.stream, &graph));
   CUDA_OK(cudaGraphInstantiate(&exec, graph, 0));
-  uint16_t *y = malloc((size_t)second * hidden * 2);
-  for (int replay = 1; replay <= REPLAYS; replay++) {
-    if (replay % CHECK_EVERY == 0) {
-      CUDA_OK(cudaMemsetAsync(a.y, 0xAA, FIRST * hidden * 2, stream));
-      CUDA_OK(cudaMemsetAsync(b.y, 0xAA, (size_t)second * hidden * 2, stream));
-    }
-    CUDA_OK(cudaGraphLaunch(exec, stream));
-    if (replay % CHECK_EVERY != 0) continue;
-    EXPECT_OK(oproj_buffer_read(r.ctx, y, a.y, FIRST * hidden * 2, stream));
-    check_same(y, want_first, FIRST * hidden, "first batch", FIRST);
-    EXPECT_OK(oproj_buffer_read(r.ctx, y, b.y, (size_t)second * hidden * 2, stream));
-    check_same(y, want_second, (size_t)second * hidden, "second batch", second);
-  }
+  snprintf(what, sizeof what, "%s, replayed, early %d", replayed[row].name, (int)flags);
+  run_rounds(&s, exec, replays, what);
   CUDA_OK(cudaGraphExecDestroy(exec));
   CUDA_OK(cudaGraphDestroy(graph));
-  CUDA_OK(cudaStreamDestroy(stream));
-  oproj_buffer_destroy(r.ctx, other);
-  free(y);
-  free(want_first);
-  free(want_second);
-  close_run(&r);
-  data_free(&data);
+  close_rounds(&s);
+  data_free(&data[0]);
+  data_free(&data[1]);
 }
 END_TEST
 
 int main(void) {
-  const char *missing = oproj_backend_missing("cuda");
-  int capability = 0, device = 0;
-  if (!missing) cudaDeviceGetAttribute(&capability, cudaDevAttrComputeCapabilityMajor, device);
-  if (missing || capability != 9) {
-    fprintf(stderr, "no SM90 here%s%s\n", missing ? ": " : "", missing ? missing : "");
-    return getenv("OPROJ_REQUIRE_GPU") ? 1 : SKIPPED;
-  }
   Suite *suite = suite_create("cuda_paths");
-  TCase *tc = tcase_create("paths");
-  tcase_set_timeout(tc, 300);
-  tcase_add_loop_test(tc, fused_equals_grouped, 0, 2);
-  tcase_add_loop_test(tc, exact_data_equals_the_reference, 0, 2);
-  tcase_add_loop_test(tc, replays_do_not_drift, 0, 4);
-  suite_add_tcase(suite, tc);
-  SRunner *runner = srunner_create(suite);
-  srunner_set_fork_status(runner, CK_NOFORK); /* a CUDA context does not survive a fork */
-  srunner_run_all(runner, CK_NORMAL);
-  int failed = srunner_ntests_failed(runner) != 0;
-  srunner_free(runner);
-  return failed;
+  TCase *tests = tcase_create("paths");
+  tcase_add_loop_test(tests, fused_equals_grouped, 0, RUN_RECIPES);
+  tcase_add_loop_test(tests, padding_changes_nothing, 0, RUN_RECIPES);
+  tcase_add_loop_test(tests, scale_padding_changes_nothing, 0, RUN_RECIPES);
+  tcase_add_loop_test(tests, replays_do_not_drift, 0, 2 * REPLAYED);
+  return run_gpu_suite(suite, tests);
 }

@@ -1009,11 +1009,16 @@ def help_once_case(bench):
 
 
 def info_case(bench):
+    """The map: each rank beside its CPUs, its memory node and, dealt out in order, its GPU."""
     path = bench.path("info.json")
     for ranks in (0, 4):
         done = bench.program.succeed("info", "--json", path, ranks=ranks)
         result = json.loads(path.read_text())
         expect(len(result["ranks"]) == max(ranks, 1), f"{result['ranks']}")
+        devices = len(result["devices"])
+        for rank, line in enumerate(result["ranks"]):
+            expect(re.search(r"cpus [\d,-]+ \(\d+ of \d+\), NUMA node ", line), line)
+            expect((f"GPU {rank % devices} (" if devices else "no GPU") in line, line)
         expect(done.stdout.count("backend ") == 2, done.stdout)
     return ", ".join(result["backends"].values())
 

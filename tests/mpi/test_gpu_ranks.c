@@ -133,19 +133,31 @@ static size_t count_nans(const uint16_t *y, size_t values) {
   return nans;
 }
 
+/* V4 and V4.1 on the paths that few and many tokens take, and on shapes that only the portable
+ * kernels take. */
+static const struct {
+  oproj_dims dims;
+  int32_t tokens;
+} shapes[] = {{{640, 16, 512, 64, 8, 256, 128}, TOKENS}, {{640, 16, 512, 64, 8, 256, 32}, TOKENS},
+              {{640, 16, 512, 64, 8, 256, 128}, 130},    {{640, 16, 512, 64, 8, 256, 32}, 130},
+              {{640, 16, 512, 64, 8, 256, 128}, 1001},   {{640, 16, 512, 64, 8, 256, 32}, 1001},
+              {{577, 16, 512, 64, 8, 128, 128}, TOKENS}, {{80, 16, 512, 64, 8, 160, 32}, TOKENS}};
+enum { SHAPES = sizeof shapes / sizeof shapes[0] };
+
 START_TEST(exact_data_equals_one_rank) {
   static const oproj_reduce modes[] = {OPROJ_REDUCE_ALL, OPROJ_REDUCE_VENDOR, OPROJ_REDUCE_SCATTER};
-  oproj_dims dims = dims_for_ranks(_i ? &data_tiny_v41 : &data_tiny_v4);
-  data_layer data = data_make(&dims, true, OPROJ_DTYPE_E4M3, OPROJ_DTYPE_E4M3, TOKENS);
+  oproj_dims dims = shapes[_i].dims;
+  int32_t tokens = shapes[_i].tokens;
+  data_layer data = data_make(&dims, true, OPROJ_DTYPE_E4M3, OPROJ_DTYPE_E4M3, tokens);
   uint16_t *want = project_alone(&data);
   for (size_t m = 0; m < sizeof modes / sizeof modes[0]; m++) {
     share s = open_share(comm, &data, modes[m]);
     uint16_t *y = project(&s);
-    int32_t begin = 0, end = TOKENS;
-    if (modes[m] == OPROJ_REDUCE_SCATTER) oproj_plan_rows(TOKENS, size, rank, &begin, &end);
+    int32_t begin = 0, end = tokens;
+    if (modes[m] == OPROJ_REDUCE_SCATTER) oproj_plan_rows(tokens, size, rank, &begin, &end);
     size_t mine = (size_t)((end - begin) * dims.hidden);
     ALL_ASSERT(memcmp(y, want + begin * dims.hidden, mine * sizeof *y) == 0,
-               "mode %d: y differs from one rank's", (int)modes[m]);
+               "shape %d, mode %d: y differs from one rank's", _i, (int)modes[m]);
     ALL_ASSERT(mine == s.values || y[mine] == 0xAAAA, "mode %d: more than this rank's rows written",
                (int)modes[m]);
     free(y);
@@ -396,7 +408,7 @@ END_TEST
 
 static TCase *cases(void) {
   TCase *tc = tcase_create("gpu_ranks");
-  tcase_add_loop_test(tc, exact_data_equals_one_rank, 0, 2);
+  tcase_add_loop_test(tc, exact_data_equals_one_rank, 0, SHAPES);
   tcase_add_test(tc, partials_are_left_alone_without_reduction);
   tcase_add_test(tc, sums_are_in_rank_order);
   if (nccl) {

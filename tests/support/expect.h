@@ -23,13 +23,23 @@
                   oproj_last_error(), (words));                                              \
   } while (0)
 
-/* Runs a suite as the program's main; OPROJ's tests of files fork for each case. */
-static inline int run_suite(Suite *suite) {
+static inline int run_suite_as(Suite *suite, enum fork_status fork_status) {
   SRunner *runner = srunner_create(suite);
+  srunner_set_fork_status(runner, fork_status);
   srunner_run_all(runner, CK_NORMAL);
   int failed = srunner_ntests_failed(runner);
   srunner_free(runner);
   return failed != 0;
+}
+
+/* Runs a suite as the program's main; OPROJ's tests of files fork for each case. */
+static inline int run_suite(Suite *suite) {
+  return run_suite_as(suite, CK_FORK_GETENV);
+}
+
+/* For what does not survive a fork: MPI, a CUDA context. */
+static inline int run_unforked_suite(Suite *suite) {
+  return run_suite_as(suite, CK_NOFORK);
 }
 
 #endif /* TESTS_SUPPORT_EXPECT_H */

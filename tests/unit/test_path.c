@@ -10,29 +10,58 @@ static oproj_path_query flash_query(int32_t sm, int32_t tokens) {
                             .wo_b = OPROJ_DTYPE_E4M3};
 }
 
+/* Of one capability at one token count, in blocks of 128 and of 32. */
+static const struct {
+  int32_t sm, tokens, block;
+  const char *name; /* NULL: unsupported */
+  const char *reason;
+} by_capability[] = {{0, 1, 128, "reference", "plain C on the host"},
+                     {75, 1, 128, NULL, "capability 7.5 is too old; 8.0 or newer"},
+                     {80, 1, 128, "portable", "FP8 kernels of this version are SM90's"},
+                     {80, 8192, 128, "portable", "FP8 kernels of this version are SM90's"},
+                     {80, 8192, 32, "portable", "FP8 kernels of this version are SM90's"},
+                     {89, 1, 128, "portable", "FP8 kernels of this version are SM90's"},
+                     {89, 8192, 128, "portable", "FP8 kernels of this version are SM90's"},
+                     {90, 0, 128, "decode-fast", "one launch"},
+                     {90, 1, 128, "decode-fast", "one launch"},
+                     {90, 8, 32, "decode-fast", "one launch"},
+                     {90, 32, 32, "grouped-fast", "few tokens"},
+                     {90, 33, 128, "grouped-fast", "fewer than 768 tokens"},
+                     {90, 767, 128, "grouped-fast", "fewer than 768 tokens"},
+                     {90, 768, 128, "library-fast", "cuBLASLt"},
+                     {90, 65536, 128, "library-fast", "cuBLASLt"},
+                     {90, 65536, 32, "grouped-fast", "blocks of 32 run on our own kernels"},
+                     {100, 1, 128, "portable", "FP8 kernels of this version are SM90's"},
+                     {100, 1, 32, "portable", "FP8 kernels of this version are SM90's"},
+                     {100, 767, 128, "portable", "FP8 kernels of this version are SM90's"},
+                     {100, 768, 128, "library-fast", "cuBLASLt"},
+                     {100, 8192, 32, "portable", "FP8 kernels of this version are SM90's"},
+                     {103, 767, 128, "portable", "FP8 kernels of this version are SM90's"},
+                     {103, 768, 128, "library-fast", "cuBLASLt"},
+                     {110, 8192, 128, "portable", "FP8 kernels of this version are SM90's"},
+                     {120, 1, 128, "portable", "FP8 kernels of this version are SM90's"},
+                     {120, 8192, 128, "portable", "FP8 kernels of this version are SM90's"},
+                     {121, 1, 128, "portable", "FP8 kernels of this version are SM90's"},
+                     {121, 8192, 32, "portable", "FP8 kernels of this version are SM90's"},
+                     {999, 1, 128, "portable", "FP8 kernels of this version are SM90's"},
+                     {999, 8192, 128, "portable", "FP8 kernels of this version are SM90's"}};
+
 START_TEST(choice_by_capability) {
-  const struct {
-    int32_t sm, tokens;
-    const char *name; /* NULL: unsupported */
-  } cases[] = {{0, 1, "reference"},        {75, 1, NULL},
-               {80, 1, "portable"},        {80, 8192, "portable"},
-               {89, 1, "portable"},        {90, 0, "grouped-fast"},
-               {90, 1, "grouped-fast"},    {90, 767, "grouped-fast"},
-               {90, 768, "library-fast"},  {90, 65536, "library-fast"},
-               {100, 1, "portable"},       {100, 768, "library-fast"},
-               {103, 768, "library-fast"}, {120, 8192, "portable"},
-               {121, 1, "portable"},       {999, 1, "portable"}};
-  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-    oproj_path_query query = flash_query(cases[i].sm, cases[i].tokens);
+  for (size_t i = 0; i < sizeof by_capability / sizeof by_capability[0]; i++) {
+    oproj_path_query query = flash_query(by_capability[i].sm, by_capability[i].tokens);
+    const char *name = by_capability[i].name, *reason = by_capability[i].reason;
     oproj_path_choice choice;
+    query.dims.quant_block = by_capability[i].block;
     oproj_status status = oproj_path_choose(&query, &choice);
-    if (cases[i].name) {
+    if (name) {
       ck_assert_int_eq(status, OPROJ_OK);
-      ck_assert_str_eq(choice.name, cases[i].name);
-      ck_assert_uint_gt(strlen(choice.reason), 0);
+      ck_assert_msg(strcmp(choice.name, name) == 0, "%d, %d tokens: %s, wanted %s", query.sm,
+                    query.tokens, choice.name, name);
+      ck_assert_msg(strstr(choice.reason, reason), "%d, %d tokens: \"%s\" does not say \"%s\"",
+                    query.sm, query.tokens, choice.reason, reason);
       ck_assert_int_eq(choice.exact, strstr(choice.name, "fast") == NULL);
     } else {
-      EXPECT_FAIL(status, OPROJ_ERR_UNSUPPORTED, "8.0 or newer");
+      EXPECT_FAIL(status, OPROJ_ERR_UNSUPPORTED, reason);
     }
   }
 }
@@ -40,21 +69,22 @@ END_TEST
 
 START_TEST(choice_by_layer) {
   oproj_path_choice choice;
-#define CHOSEN(change, wanted)                      \
-  do {                                              \
-    oproj_path_query query = flash_query(90, 1024); \
-    change;                                         \
-    EXPECT_OK(oproj_path_choose(&query, &choice));  \
-    ck_assert_str_eq(choice.name, wanted);          \
+#define CHOSEN(change, wanted, words)                    \
+  do {                                                   \
+    oproj_path_query query = flash_query(90, 1024);      \
+    change;                                              \
+    EXPECT_OK(oproj_path_choose(&query, &choice));       \
+    ck_assert_str_eq(choice.name, wanted);               \
+    ck_assert_ptr_nonnull(strstr(choice.reason, words)); \
   } while (0)
-  CHOSEN(query.dims.quant_block = 32, "grouped-fast");
-  CHOSEN(query.wo_a = OPROJ_DTYPE_BF16, "portable");
-  CHOSEN(query.wo_b = OPROJ_DTYPE_BF16, "portable");
-  CHOSEN((query.wo_b = OPROJ_DTYPE_BF16, query.own_out = 1), "library-fast");
-  CHOSEN(query.has_adapter = 1, "grouped-fast");
-  CHOSEN(query.dims.hidden = 576, "grouped-fast");
-  CHOSEN(query.dims.hidden = 577, "portable");
-  CHOSEN((query.dims.lora_rank = 160, query.dims.quant_block = 32), "portable");
+  CHOSEN(query.dims.quant_block = 32, "grouped-fast", "blocks of 32");
+  CHOSEN(query.wo_a = OPROJ_DTYPE_BF16, "portable", "WO_A is bf16");
+  CHOSEN(query.wo_b = OPROJ_DTYPE_BF16, "portable", "WO_B is bf16");
+  CHOSEN((query.wo_b = OPROJ_DTYPE_BF16, query.own_out = 1), "library-fast", "cuBLASLt");
+  CHOSEN(query.has_adapter = 1, "grouped-fast", "adapter");
+  CHOSEN(query.dims.hidden = 576, "grouped-fast", "no multiples of cuBLASLt's blocks");
+  CHOSEN(query.dims.hidden = 577, "portable", "hidden none of 4");
+  CHOSEN((query.dims.lora_rank = 160, query.dims.quant_block = 32), "portable", "o_lora_rank");
 #undef CHOSEN
 }
 END_TEST
@@ -67,6 +97,13 @@ START_TEST(forced_paths) {
   ck_assert_str_eq(choice.name, "fused-fast");
   query.tokens = 33;
   EXPECT_FAIL(oproj_path_choose(&query, &choice), OPROJ_ERR_UNSUPPORTED, "more than 32 tokens");
+  query.forced = OPROJ_PATH_DECODE;
+  EXPECT_FAIL(oproj_path_choose(&query, &choice), OPROJ_ERR_UNSUPPORTED, "more than 16 tokens");
+  query.tokens = 16;
+  EXPECT_OK(oproj_path_choose(&query, &choice));
+  ck_assert_str_eq(choice.name, "decode-fast");
+  query.resident = 63;
+  EXPECT_FAIL(oproj_path_choose(&query, &choice), OPROJ_ERR_UNSUPPORTED, "WO_A has more rows");
   query.forced = OPROJ_PATH_LIBRARY;
   EXPECT_FAIL(oproj_path_choose(&query, &choice), OPROJ_ERR_UNSUPPORTED, "fewer than 768");
   query.forced = OPROJ_PATH_PORTABLE;
@@ -74,6 +111,37 @@ START_TEST(forced_paths) {
   ck_assert_int_eq(choice.path, OPROJ_PATH_PORTABLE);
   query.sm = 0;
   EXPECT_FAIL(oproj_path_choose(&query, &choice), OPROJ_ERR_UNSUPPORTED, "needs a GPU");
+}
+END_TEST
+
+/* What is forced where the device lacks it is refused, and says what it lacks. */
+START_TEST(forced_by_capability) {
+  static const int32_t all[] = {80, 89, 90, 100, 103, 120, 121, 999};
+  for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+    int32_t sm = all[i], library = sm == 90 || sm == 100 || sm == 103;
+    oproj_path_choice choice;
+    oproj_path_query query = flash_query(sm, 1);
+    for (int path = OPROJ_PATH_GROUPED; path <= OPROJ_PATH_DECODE; path++) {
+      if (path == OPROJ_PATH_LIBRARY) continue;
+      query.forced = (oproj_path)path;
+      oproj_status status = oproj_path_choose(&query, &choice);
+      if (sm == 90)
+        ck_assert_int_eq(status, OPROJ_OK);
+      else
+        EXPECT_FAIL(status, OPROJ_ERR_UNSUPPORTED, "SM90's");
+    }
+    query.forced = OPROJ_PATH_PORTABLE;
+    EXPECT_OK(oproj_path_choose(&query, &choice));
+    query.forced = OPROJ_PATH_REFERENCE;
+    EXPECT_FAIL(oproj_path_choose(&query, &choice), OPROJ_ERR_UNSUPPORTED, "a GPU was chosen");
+    query.forced = OPROJ_PATH_LIBRARY;
+    query.tokens = 8192;
+    oproj_status status = oproj_path_choose(&query, &choice);
+    if (library)
+      ck_assert_int_eq(status, OPROJ_OK);
+    else
+      EXPECT_FAIL(status, OPROJ_ERR_UNSUPPORTED, "cuBLASLt has block-scaled FP8 on SM90 and SM100");
+  }
 }
 END_TEST
 
@@ -102,6 +170,7 @@ int main(void) {
   tcase_add_test(tc, choice_by_capability);
   tcase_add_test(tc, choice_by_layer);
   tcase_add_test(tc, forced_paths);
+  tcase_add_test(tc, forced_by_capability);
   tcase_add_test(tc, bad_queries);
   tcase_add_test(tc, backends_say_why_not);
   suite_add_tcase(suite, tc);

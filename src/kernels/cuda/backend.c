@@ -6,17 +6,24 @@
  * synchronise, so that a CUDA graph can capture them.  Their workspace belongs to the context:
  * calls of one context must be ordered among themselves, on one stream or by events.
  *
- * Every entry makes the context's device current for the calling thread and leaves it so. */
+ * Every entry makes the context's device current for the calling thread and leaves it so.  Each
+ * stage is a range of NVTX: input, adapter, WO_A, z, WO_B. */
 #include "base/error.h"
 #include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/cuda.h"
-#include "kernels/cuda/sm90.h"
+#include "kernels/cuda/range.h"
+#include "kernels/cuda/sm90_decode.h"
 
 enum { ALIGNMENT = 16 }; /* bytes: the kernels' loads and stores of codes, x and z */
 
 static oproj_status check_aligned(const void *pointer, const char *name) {
   REQUIRE((uintptr_t)pointer % ALIGNMENT == 0, OPROJ_ERR_INVALID,
           "%s is at %p; the cuda backend needs it aligned to %d bytes", name, pointer, ALIGNMENT);
+  return OPROJ_OK;
+}
+
+static oproj_status launch_product(const cuda_product *product, cudaStream_t stream) {
+  CUDA_TRY(cuda_launch_project(product, stream));
   return OPROJ_OK;
 }
 
@@ -66,13 +73,13 @@ static oproj_status rotate_input(const oproj_kernels *k, const oproj_io *io, uin
 static oproj_status stage_input_quantize(oproj_kernels *k, const oproj_io *io,
                                          const oproj_quant *out, void *stream) {
   TRY(cuda_enter(k));
-  return quantize_input(k, io, out, stream);
+  return CUDA_IN_RANGE("input", quantize_input(k, io, out, stream));
 }
 
 static oproj_status stage_input_rotate(oproj_kernels *k, const oproj_io *io, uint16_t *x,
                                        void *stream) {
   TRY(cuda_enter(k));
-  return rotate_input(k, io, x, stream);
+  return CUDA_IN_RANGE("input", rotate_input(k, io, x, stream));
 }
 
 /* ---- WO_A ---------------------------------------------------------------------------------- */
@@ -121,8 +128,7 @@ static oproj_status project_groups(const oproj_kernels_weights *w, const oproj_q
   product.a_scales = x->scales;
   product.layout = x->layout;
   product.addend = addend;
-  CUDA_TRY(cuda_launch_project(&product, stream));
-  return OPROJ_OK;
+  return launch_product(&product, stream);
 }
 
 /* The workspace's quantised input, described for this call. */
@@ -143,21 +149,20 @@ static oproj_status forward_groups(const oproj_kernels_weights *w, const oproj_i
   const cuda_workspace *work = &k->work;
   const float *addend = NULL;
   if (w->wo_a.dtype == OPROJ_DTYPE_BF16 || w->adapter.rank > 0)
-    TRY(rotate_input(k, io, work->x, stream));
+    TRY(CUDA_IN_RANGE("input", rotate_input(k, io, work->x, stream)));
   if (w->adapter.rank > 0) {
-    TRY(add_adapter(w, io->tokens, work->x, stream));
+    TRY(CUDA_IN_RANGE("adapter", add_adapter(w, io->tokens, work->x, stream)));
     addend = work->delta;
   }
   if (w->wo_a.dtype == OPROJ_DTYPE_E4M3) {
     oproj_quant xq = workspace_xq(k, io->tokens);
-    TRY(quantize_input(k, io, &xq, stream));
-    return project_groups(w, &xq, addend, z, stream);
+    TRY(CUDA_IN_RANGE("input", quantize_input(k, io, &xq, stream)));
+    return CUDA_IN_RANGE("WO_A", project_groups(w, &xq, addend, z, stream));
   }
   cuda_product product = group_product(w, io->tokens, z);
   product.a = work->x;
   product.addend = addend;
-  CUDA_TRY(cuda_launch_project(&product, stream));
-  return OPROJ_OK;
+  return CUDA_IN_RANGE("WO_A", launch_product(&product, stream));
 }
 
 static oproj_status stage_group_forward(oproj_kernels_weights *w, const oproj_io *io, uint16_t *z,
@@ -169,7 +174,7 @@ static oproj_status stage_group_forward(oproj_kernels_weights *w, const oproj_io
 static oproj_status stage_group_project(oproj_kernels_weights *w, const oproj_quant *x, uint16_t *z,
                                         void *stream) {
   TRY(cuda_enter(w->kernels));
-  return project_groups(w, x, NULL, z, stream);
+  return CUDA_IN_RANGE("WO_A", project_groups(w, x, NULL, z, stream));
 }
 
 /* ---- z and WO_B ---------------------------------------------------------------------------- */
@@ -223,28 +228,26 @@ static oproj_status project_out(const oproj_kernels_weights *w, const oproj_quan
   product.a = z->codes;
   product.a_scales = z->scales;
   product.layout = z->layout;
-  CUDA_TRY(cuda_launch_project(&product, stream));
-  return OPROJ_OK;
+  return launch_product(&product, stream);
 }
 
 static oproj_status forward_out(const oproj_kernels_weights *w, int32_t tokens, const uint16_t *z,
                                 uint16_t *partial, uint32_t flags, cudaStream_t stream) {
   if (w->wo_b.dtype == OPROJ_DTYPE_E4M3) {
     oproj_quant zq = workspace_zq(w->kernels, tokens, OPROJ_SCALE_F32);
-    TRY(quantize_z(w->kernels, tokens, z, &zq, stream));
-    return project_out(w, &zq, partial, flags, stream);
+    TRY(CUDA_IN_RANGE("z", quantize_z(w->kernels, tokens, z, &zq, stream)));
+    return CUDA_IN_RANGE("WO_B", project_out(w, &zq, partial, flags, stream));
   }
   TRY(check_aligned(z, "z"));
   cuda_product product = out_product(w, tokens, partial);
   product.a = z;
-  CUDA_TRY(cuda_launch_project(&product, stream));
-  return OPROJ_OK;
+  return CUDA_IN_RANGE("WO_B", launch_product(&product, stream));
 }
 
 static oproj_status stage_z_quantize(oproj_kernels *k, int32_t tokens, const uint16_t *z,
                                      const oproj_quant *out, void *stream) {
   TRY(cuda_enter(k));
-  return quantize_z(k, tokens, z, out, stream);
+  return CUDA_IN_RANGE("z", quantize_z(k, tokens, z, out, stream));
 }
 
 static oproj_status stage_out_forward(oproj_kernels_weights *w, int32_t tokens, const uint16_t *z,
@@ -256,7 +259,7 @@ static oproj_status stage_out_forward(oproj_kernels_weights *w, int32_t tokens, 
 static oproj_status stage_out_project(oproj_kernels_weights *w, const oproj_quant *z,
                                       uint16_t *partial, void *stream) {
   TRY(cuda_enter(w->kernels));
-  return project_out(w, z, partial, 0, stream);
+  return CUDA_IN_RANGE("WO_B", project_out(w, z, partial, 0, stream));
 }
 
 /* ---- the chain ----------------------------------------------------------------------------- */
@@ -272,7 +275,8 @@ static oproj_status choose_path(const oproj_kernels_weights *w, int32_t tokens, 
                             .wo_b = w->wo_b.dtype,
                             .has_adapter = w->adapter.rank > 0,
                             .own_out = own_out,
-                            .forced = k->config.path};
+                            .forced = k->config.path,
+                            .resident = k->decode ? k->decode->shape.blocks : 1};
   return oproj_path_choose(&query, out);
 }
 
@@ -283,30 +287,113 @@ static oproj_status forward_to_quantized_z(const oproj_kernels_weights *w, const
   sm90_result result = {.zq = *zq};
   if (fused && sm90_loads_input(io)) {
     cuda_input input = describe_input(k, io);
-    return sm90_project_groups(w, NULL, &input, &result, stream);
+    return CUDA_IN_RANGE("WO_A", sm90_project_groups(w, NULL, &input, &result, stream));
   }
   oproj_quant xq = workspace_xq(k, io->tokens);
-  TRY(quantize_input(k, io, &xq, stream));
-  return sm90_project_groups(w, &xq, NULL, &result, stream);
+  TRY(CUDA_IN_RANGE("input", quantize_input(k, io, &xq, stream)));
+  return CUDA_IN_RANGE("WO_A", sm90_project_groups(w, &xq, NULL, &result, stream));
 }
 
-static oproj_status cuda_forward(oproj_kernels_weights *w, const oproj_io *io,
-                                 const oproj_kernels_out *out, uint16_t *partial, void *stream) {
-  oproj_kernels *k = w->kernels;
+static oproj_status forward_chain(const oproj_kernels_weights *w, const oproj_io *io,
+                                  const oproj_kernels_out *out, uint16_t *partial,
+                                  cudaStream_t stream) {
+  const oproj_kernels *k = w->kernels;
   oproj_path_choice choice;
-  TRY(cuda_enter(k));
   TRY(choose_path(w, io->tokens, out->fn != NULL, &choice));
+  if (choice.path == OPROJ_PATH_DECODE && sm90_decode_takes(w, io, partial)) {
+    cuda_input input = describe_input(k, io);
+    int early = (io->flags & OPROJ_EARLY_TRIGGER) != 0;
+    return CUDA_IN_RANGE("decode", sm90_decode_forward(w, &input, partial, early, stream));
+  }
+  int grouped = choice.path == OPROJ_PATH_GROUPED || choice.path == OPROJ_PATH_DECODE;
   int fused = choice.path == OPROJ_PATH_FUSED;
   oproj_quant zq = workspace_zq(k, io->tokens, out->fn ? out->layout : OPROJ_SCALE_F32);
-  if ((fused || choice.path == OPROJ_PATH_GROUPED) && w->adapter.rank == 0) {
+  if ((fused || grouped) && w->adapter.rank == 0) {
     TRY(forward_to_quantized_z(w, io, fused, &zq, stream));
   } else {
     TRY(forward_groups(w, io, k->work.z, stream));
     if (!out->fn) return forward_out(w, io->tokens, k->work.z, partial, io->flags, stream);
-    TRY(quantize_z(k, io->tokens, k->work.z, &zq, stream));
+    TRY(CUDA_IN_RANGE("z", quantize_z(k, io->tokens, k->work.z, &zq, stream)));
   }
-  return out->fn ? out->fn(out->user, &zq, partial, stream)
-                 : project_out(w, &zq, partial, io->flags, stream);
+  return CUDA_IN_RANGE("WO_B", out->fn ? out->fn(out->user, &zq, partial, stream)
+                                       : project_out(w, &zq, partial, io->flags, stream));
+}
+
+static oproj_status cuda_forward(oproj_kernels_weights *w, const oproj_io *io,
+                                 const oproj_kernels_out *out, uint16_t *partial, void *stream) {
+  TRY(cuda_enter(w->kernels));
+  return forward_chain(w, io, out, partial, stream);
+}
+
+/* ---- warm-up ------------------------------------------------------------------------------- */
+
+/* What a warm-up reads: zeros, the heads in the workspace's x. */
+static oproj_io warm_input(const oproj_kernels *k, char *zeros, int32_t tokens) {
+  int32_t head_dim = k->config.dims.head_dim;
+  return (oproj_io){.tokens = tokens,
+                    .attn_out = k->work.x,
+                    .head_stride = head_dim,
+                    .token_stride = (int64_t)k->config.groups * k->group_cols,
+                    .cos_sin = (const float *)zeros,
+                    .cos_sin_rows = 1,
+                    .cos_sin_width = k->config.dims.rope_dim,
+                    .positions = zeros};
+}
+
+/* Heads or a table that 16-byte loads cannot take have kernels of their own. */
+static oproj_status warm_inputs(const oproj_kernels_weights *w, char *zeros, cudaStream_t stream) {
+  const oproj_kernels *k = w->kernels;
+  oproj_quant xq = workspace_xq(k, 1);
+  oproj_io odd_table = warm_input(k, zeros, 1), odd_heads = odd_table;
+  odd_table.cos_sin++;
+  odd_heads.head_stride++;
+  TRY(quantize_input(k, &odd_table, &xq, stream));
+  TRY(quantize_input(k, &odd_heads, &xq, stream));
+  TRY(rotate_input(k, &odd_heads, k->work.x, stream));
+  return rotate_input(k, &odd_table, k->work.x, stream);
+}
+
+/* Every power of two of tokens and the most there are: each variant begins at one of them.  A
+ * forced path may refuse some.  x holds the input, and y once the input is spent. */
+static oproj_status warm_counts(const oproj_kernels_weights *w, char *zeros, cudaStream_t stream) {
+  static const oproj_kernels_out own = {NULL, NULL, OPROJ_SCALE_F32};
+  int32_t most = w->kernels->config.max_tokens;
+  for (int64_t next = 1, tokens = 0; tokens < most; next *= 2) {
+    tokens = next < most ? next : most;
+    int32_t whole = (int32_t)(tokens < CUDA_LT_TOKENS ? tokens : tokens & -CUDA_LT_MULTIPLE);
+    oproj_io io = warm_input(w->kernels, zeros, whole);
+    oproj_status status = forward_chain(w, &io, &own, w->kernels->work.x, stream);
+    if (status != OPROJ_OK && status != OPROJ_ERR_UNSUPPORTED) return status;
+  }
+  return OPROJ_OK;
+}
+
+static oproj_status warm_all(const oproj_kernels_weights *w, char *zeros, size_t bytes) {
+  const oproj_kernels *k = w->kernels;
+  size_t rows = (size_t)k->config.groups * (size_t)k->config.max_tokens + CUDA_LT_SLACK;
+  size_t x_bytes = rows * (size_t)k->group_cols * sizeof *k->work.x;
+  CUDA_TRY(cudaMemsetAsync(zeros, 0, bytes, k->upload));
+  CUDA_TRY(cudaMemsetAsync(k->work.x, 0, x_bytes, k->upload));
+  TRY(warm_inputs(w, zeros, k->upload));
+  TRY(warm_counts(w, zeros, k->upload));
+  CUDA_TRY(cudaStreamSynchronize(k->upload));
+  return OPROJ_OK;
+}
+
+oproj_status cuda_warm(const oproj_kernels_weights *w) {
+  oproj_kernels *k = w->kernels;
+  uint32_t kind = 1u << (w->wo_a.dtype | w->wo_b.dtype << 1 | (w->adapter.rank > 0) << 2);
+  if (k->warm & kind || k->config.max_tokens == 0) return OPROJ_OK;
+  size_t table = ((size_t)k->config.dims.rope_dim + 1) * sizeof(float);
+  size_t positions = (size_t)k->config.max_tokens * sizeof(int64_t);
+  size_t bytes = table > positions ? table : positions;
+  void *zeros;
+  CUDA_TRY(cudaDeviceSynchronize()); /* calls of other layers may still use the workspace */
+  CUDA_TRY(cudaMalloc(&zeros, bytes));
+  oproj_status status = warm_all(w, zeros, bytes);
+  cudaFree(zeros);
+  if (status == OPROJ_OK) k->warm |= kind;
+  return status;
 }
 
 /* ---- the table ----------------------------------------------------------------------------- */

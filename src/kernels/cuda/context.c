@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/cuda.h"
-#include "kernels/cuda/sm90.h"
+#include "kernels/cuda/sm90_decode.h"
 
 enum { FIRST_CAPABILITY = 80 };
 
@@ -67,6 +67,7 @@ void cuda_close(oproj_kernels *k) {
   if (!k) return;
   cudaSetDevice(k->device);
   cuda_lt_close(k);
+  sm90_decode_close(k);
   free_workspace(&k->work);
   cudaFree(k->claim);
   if (k->fault) cudaFreeHost(k->fault);
@@ -113,6 +114,9 @@ static oproj_status open_workspace(oproj_kernels *k) {
   TRY(allocate((void **)&w->xq.codes, input));
   TRY(allocate(&w->xq.scales, any_scale_bytes(groups, tokens, k->group_cols / block)));
   TRY(allocate((void **)&w->z, z * sizeof *w->z));
+  /* cuBLASLt's kernels store through the copy engine, which initcheck does not follow. */
+  CUDA_TRY(cudaMemsetAsync(w->z, 0, z * sizeof *w->z, k->upload));
+  CUDA_TRY(cudaStreamSynchronize(k->upload));
   TRY(allocate((void **)&w->zq.codes, z));
   return allocate(&w->zq.scales, any_scale_bytes(1, tokens, k->z_cols / block));
 }
@@ -135,6 +139,7 @@ static oproj_status open_on_device(oproj_kernels *k) {
   CUDA_TRY(cudaStreamCreateWithFlags(&k->upload, cudaStreamNonBlocking));
   TRY(open_fault(k));
   TRY(open_workspace(k));
+  TRY(sm90_decode_open(k));
   return cuda_lt_open(k);
 }
 
@@ -163,6 +168,9 @@ oproj_status cuda_open(oproj_kernels **out, const oproj_kernels_config *config) 
 /* ---- entering a stage ---------------------------------------------------------------------- */
 
 static oproj_status report_fault(oproj_kernels *k) {
+  REQUIRE(!__atomic_load_n(&k->fault->stalled, __ATOMIC_ACQUIRE), OPROJ_ERR_DEVICE,
+          "blocks of the decode kernel waited in vain for one another: another kernel that waits "
+          "held the device; this context must be created anew");
   uint32_t raised = __atomic_load_n(&k->fault->raised, __ATOMIC_ACQUIRE);
   if (raised == k->fault->seen) return OPROJ_OK;
   cuda_fault found = *k->fault;

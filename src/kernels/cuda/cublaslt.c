@@ -330,6 +330,12 @@ static int runs(const oproj_kernels *k, lt_product product, lt_call *call, int32
          result.workspaceSize <= SCRATCH_BYTES;
 }
 
+/* A result that cannot be written where it is wanted: rows that pad the count would land behind it,
+ * or it is not aligned. */
+static int is_staged(const oproj_quant *zq, const uint16_t *partial) {
+  return zq->tokens % CUDA_LT_MULTIPLE != 0 || (uintptr_t)partial % ALIGNMENT != 0;
+}
+
 int cuda_lt_takes_groups(const oproj_kernels_weights *w, const oproj_quant *x, const uint16_t *z) {
   const oproj_kernels *k = w->kernels;
   lt_call call;
@@ -346,8 +352,7 @@ int cuda_lt_takes_out(const oproj_kernels_weights *w, const oproj_quant *zq,
   lt_call call;
   int slack = zq->codes == k->work.zq.codes;
   return in_range(k, zq) && (slack || zq->tokens % CUDA_LT_MULTIPLE == 0) &&
-         (uintptr_t)partial % ALIGNMENT == 0 && has_scales(w, LT_OUT) &&
-         describe_out(&call, w, zq, (uint16_t *)partial) == OPROJ_OK &&
+         has_scales(w, LT_OUT) && describe_out(&call, w, zq, (uint16_t *)partial) == OPROJ_OK &&
          runs(k, LT_OUT, &call, zq->tokens);
 }
 
@@ -367,13 +372,13 @@ oproj_status cuda_lt_project_groups(const oproj_kernels_weights *w, const oproj_
 oproj_status cuda_lt_project_out(const oproj_kernels_weights *w, const oproj_quant *zq,
                                  uint16_t *partial, cudaStream_t stream) {
   const oproj_kernels *k = w->kernels;
-  int padded = zq->tokens % CUDA_LT_MULTIPLE != 0;
-  uint16_t *out = padded ? k->work.x : partial; /* x is spent once z exists */
+  int staged = is_staged(zq, partial);
+  uint16_t *out = staged ? k->work.x : partial; /* x is spent once z exists */
   size_t bytes = (size_t)zq->tokens * (size_t)k->config.dims.hidden * sizeof *out;
   lt_call call;
   if (!on_sm90(k)) TRY(cuda_lt_sm100_activation(zq, BLOCK, k->work.zq_tiles, stream));
   TRY(describe_out(&call, w, zq, out));
   LT_TRY(lt_matmul(k->lt, &call, &choice_of(k, LT_OUT, zq->tokens)->algo, stream));
-  if (padded) CUDA_TRY(cudaMemcpyAsync(partial, out, bytes, cudaMemcpyDeviceToDevice, stream));
+  if (staged) CUDA_TRY(cudaMemcpyAsync(partial, out, bytes, cudaMemcpyDeviceToDevice, stream));
   return OPROJ_OK;
 }

@@ -6,11 +6,13 @@
  *   ranks.c           what several ranks need of a GPU: its name, pinned memory, their sum
  *   reduce.cu         that sum's kernel
  *   versions.c        which CUDA this is
+ *   range.h           the stages' names for profilers
  *   input.cu          inverse RoPE, block quantisation, of the input and of z
  *   project.cu        both projections for many tokens: tensor cores, f32 sums
  *   project_small.cu  the same for up to CUDA_SMALL_TOKENS tokens: bound by the weights' bytes
  *   adapter.cu        the low-rank addition to WO_A
  *   sm90.h, sm90_*    SM90's own kernel for both projections, the input's quantiser fused in front
+ *   sm90_decode*      SM90: the whole chain of a few tokens in one launch
  *   cublaslt*         both projections of large batches, V4's blocks, through cuBLASLt
  *   device.cuh        what the kernels share
  *   input.cuh         bad positions and block quantisation, for the kernels that need them
@@ -49,6 +51,7 @@ oproj_status cuda_fail(cudaError_t error, const char *call);
 typedef struct cuda_fault {
   uint32_t raised; /* device writes, last */
   uint32_t seen;   /* host writes */
+  uint32_t stalled; /* device writes: blocks of a launch waited in vain for one another */
   int32_t token;
   int64_t position, rows;
 } cuda_fault;
@@ -161,7 +164,9 @@ struct oproj_kernels {
       sm90_capacity[CUDA_CLUSTER_SIZES]; /* SM90: blocks held at once in clusters of 1, 2, 4, 8 */
   cudaStream_t upload;                   /* for weights; joins no other stream */
   cuda_workspace work;
+  struct sm90_decode_state *decode; /* NULL where its kernel cannot serve */
   cuda_lt *lt;              /* NULL where cuBLASLt cannot serve */
+  uint32_t warm;            /* a bit for each kind of layer that cuda_warm has run */
   cuda_fault *fault;        /* host address ... */
   cuda_fault *fault_device; /* ... and the device's for the same memory */
   uint32_t *claim;
@@ -176,7 +181,8 @@ typedef struct cuda_adapter {
 struct oproj_kernels_weights {
   oproj_kernels *kernels;
   oproj_matrix wo_a, wo_b;        /* data and scales in device memory, owned */
-  CUtensorMap wo_a_map, wo_b_map; /* SM90 only: the copy engine's view of e4m3 data */
+  /* SM90 only: the copy engine's view of e4m3 data; of WO_B by blocks of the decode kernel too. */
+  CUtensorMap wo_a_map, wo_b_map, wo_b_decode_map;
   /* SM100 and SM103: their scales for cuBLASLt; NULL where not all are powers of two. */
   uint32_t *wo_a_tiles, *wo_b_tiles;
   cuda_adapter adapter;
@@ -204,6 +210,14 @@ oproj_status cuda_buffer_write(oproj_kernels *kernels, void *to, const void *fro
                                size_t bytes, void *stream);
 oproj_status cuda_buffer_read(oproj_kernels *kernels, void *to_host, const void *from, size_t bytes,
                               void *stream);
+
+/* ---- backend.c ----------------------------------------------------------------------------- */
+
+/* Runs once what calls of such a layer may dispatch: dtypes as they are, with or without an
+ * adapter.  A kernel's first launch loads its code, which takes device memory and time that a call
+ * must not.  Does nothing for a kind of layer that the context has warmed up before.  Waits for the
+ * device and overwrites the workspace. */
+oproj_status cuda_warm(const oproj_kernels_weights *weights);
 
 /* ---- weights.c ----------------------------------------------------------------------------- */
 

@@ -14,7 +14,7 @@ constexpr int LANE_VALUES = 8;
 /* ---- positions ----------------------------------------------------------------------------- */
 
 /* Records a bad position unless an earlier one still waits for the host (see cuda_fault). */
-__device__ inline void raise_fault(const cuda_input &p, int32_t token, int64_t position) {
+__device__ __noinline__ void raise_fault(const cuda_input &p, int32_t token, int64_t position) {
   volatile cuda_fault *fault = p.fault;
   uint32_t seen = fault->seen;
   if (atomicCAS(p.claim, seen, seen + 1) != seen) return;
@@ -23,6 +23,13 @@ __device__ inline void raise_fault(const cuda_input &p, int32_t token, int64_t p
   fault->rows = p.cos_sin_rows;
   __threadfence_system();
   fault->raised = seen + 1;
+}
+
+/* Records that blocks of a launch waited in vain for one another. */
+__device__ __noinline__ void raise_stall(const cuda_input &p) {
+  volatile cuda_fault *fault = p.fault;
+  fault->stalled = 1;
+  __threadfence_system();
 }
 
 /* The table row of a token, or NULL where its position lies outside the table. */

@@ -51,8 +51,10 @@ typedef struct sm90_product {
 
 /* ---- host side (sm90_host.c) --------------------------------------------------------------- */
 
-/* Describes e4m3 weights [rows, cols] in device memory to the copy engine. */
-oproj_status sm90_describe_weights(CUtensorMap *out, const void *data, int64_t rows, int64_t cols);
+/* Describes e4m3 weights [rows, cols] in device memory to the copy engine, in boxes of box_rows x
+ * 128. */
+oproj_status sm90_describe_weights(CUtensorMap *out, const void *data, int64_t rows, int64_t cols,
+                                   int32_t box_rows);
 
 /* Whether the kernel takes these weights; what it cannot take runs on the portable kernels. */
 int sm90_takes_groups(const oproj_kernels_weights *weights);

@@ -2,11 +2,7 @@
 #include "base/error.h"
 #include "kernels/cuda/sm90.h"
 
-enum {
-  SHARED_BYTES = 227 * 1024, /* a block's limit */
-  BLOCKS = 132,   /* an H200's multiprocessors: more blocks would wait for a second round */
-  LOAD_VALUES = 8 /* bf16 values of a 16-byte load */
-};
+enum { LOAD_VALUES = 8 }; /* bf16 values of a 16-byte load */
 
 /* ---- tensor maps --------------------------------------------------------------------------- */
 
@@ -47,8 +43,9 @@ static oproj_status encode(CUtensorMap *out, const void *data, int64_t depth, in
   return OPROJ_OK;
 }
 
-oproj_status sm90_describe_weights(CUtensorMap *out, const void *data, int64_t rows, int64_t cols) {
-  return encode(out, data, 0, rows, cols, SM90_TILE_ROWS);
+oproj_status sm90_describe_weights(CUtensorMap *out, const void *data, int64_t rows, int64_t cols,
+                                   int32_t box_rows) {
+  return encode(out, data, 0, rows, cols, (uint32_t)box_rows);
 }
 
 /* ---- what fits ----------------------------------------------------------------------------- */
@@ -60,8 +57,7 @@ static int takes_cols(int64_t cols) {
 
 static int may_serve(const oproj_kernels *k) {
   oproj_path path = k->config.path;
-  return k->capability == 90 &&
-         (path == OPROJ_PATH_AUTO || path == OPROJ_PATH_GROUPED || path == OPROJ_PATH_FUSED);
+  return k->capability == 90 && path != OPROJ_PATH_PORTABLE && path != OPROJ_PATH_LIBRARY;
 }
 
 int sm90_takes_groups(const oproj_kernels_weights *w) {

@@ -58,6 +58,11 @@ __device__ __forceinline__ void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/* Arrives at it without waiting. */
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 /* Orders this thread's ordinary stores to shared memory before reads by tensor cores and copies. */
 __device__ __forceinline__ void fence_for_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -95,6 +100,15 @@ __device__ __forceinline__ void copy_bytes(uint32_t to, const void *from, uint32
           "r"(to),
       "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
+}
+
+/* 4 bytes, completing for this thread at copies_wait. */
+__device__ __forceinline__ void copy_word(uint32_t to, const void *from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+
+__device__ __forceinline__ void copies_wait() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
 /* ---- clusters ------------------------------------------------------------------------------ */

@@ -11,6 +11,8 @@ set(OPROJ_CUDA_SOURCES
     kernels/cuda/project_small.cu
     kernels/cuda/ranks.c
     kernels/cuda/reduce.cu
+    kernels/cuda/sm90_decode.cu
+    kernels/cuda/sm90_decode_host.c
     kernels/cuda/sm90_host.c
     kernels/cuda/sm90_project.cu
     kernels/cuda/versions.c

@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/cuda.h"
-#include "kernels/cuda/sm90.h"
+#include "kernels/cuda/sm90_decode.h"
 
 static oproj_status upload(oproj_kernels *k, void *to, const void *from, size_t bytes) {
   if (bytes == 0) return OPROJ_OK;
@@ -60,8 +60,13 @@ void cuda_weights_destroy(oproj_kernels_weights *w) {
 
 static oproj_status describe_to_sm90(oproj_kernels_weights *w) {
   const oproj_matrix *a = &w->wo_a, *b = &w->wo_b;
-  if (sm90_takes_groups(w)) TRY(sm90_describe_weights(&w->wo_a_map, a->data, a->rows, a->cols));
-  if (sm90_takes_out(w)) TRY(sm90_describe_weights(&w->wo_b_map, b->data, b->rows, b->cols));
+  if (sm90_takes_groups(w))
+    TRY(sm90_describe_weights(&w->wo_a_map, a->data, a->rows, a->cols, SM90_TILE_ROWS));
+  if (sm90_takes_out(w))
+    TRY(sm90_describe_weights(&w->wo_b_map, b->data, b->rows, b->cols, SM90_TILE_ROWS));
+  if (w->kernels->decode && b->dtype == OPROJ_DTYPE_E4M3)
+    TRY(sm90_describe_weights(&w->wo_b_decode_map, b->data, b->rows, b->cols,
+                              w->kernels->decode->shape.out_rows));
   return OPROJ_OK;
 }
 
@@ -79,6 +84,7 @@ oproj_status cuda_weights_create(oproj_kernels_weights **out, oproj_kernels *k,
   TRY_GOTO(cuda_lt_sm100_make(k, &w->wo_a, wo_a, &w->wo_a_tiles), status, out);
   TRY_GOTO(cuda_lt_sm100_make(k, &w->wo_b, wo_b, &w->wo_b_tiles), status, out);
   TRY_GOTO(cuda_lt_warm(w), status, out);
+  TRY_GOTO(cuda_warm(w), status, out);
   *out = w;
   return OPROJ_OK;
 out:
@@ -152,7 +158,10 @@ oproj_status cuda_adapter_set(oproj_kernels_weights *w, const oproj_adapter *ada
       return status;
     }
   }
-  adapter_clear(&w->adapter);
+  cuda_adapter former = w->adapter;
   w->adapter = fresh;
-  return OPROJ_OK;
+  oproj_status status = cuda_warm(w);
+  if (status != OPROJ_OK) w->adapter = former;
+  adapter_clear(status == OPROJ_OK ? &former : &fresh);
+  return status;
 }
