@@ -151,6 +151,17 @@ OPROJ_API int32_t oproj_comm_device(const oproj_comm *comm);
  * error. Call it where one rank alone may have failed, before the next collective call. */
 OPROJ_API oproj_status oproj_comm_agree(oproj_comm *comm, oproj_status mine);
 
+/* Something that ranks must have in common, in words. */
+typedef struct oproj_fact {
+  const char *name, *value; /* compared and shown up to 127 bytes */
+} oproj_fact;
+
+/* COLLECTIVE.  ERR_INVALID on every rank, with one sentence that names the first fact that is not
+ * the same on all of them, its values and who has which.  oproj_ctx_create compares its own
+ * arguments, versions and environment like this; a caller adds what his ranks must share besides.
+ * All ranks bring the same names in the same order; up to 64. */
+OPROJ_API oproj_status oproj_comm_same(oproj_comm *comm, const oproj_fact *facts, int32_t count);
+
 /* ---- context: one rank's device, workspace and share --------------------------------------- */
 
 typedef struct oproj_ctx oproj_ctx;
@@ -185,9 +196,11 @@ typedef struct oproj_config {
 #define OPROJ_CONFIG_INIT \
   { sizeof(oproj_config), NULL, -1, 0, OPROJ_SPLIT_EVEN, OPROJ_REDUCE_ALL, OPROJ_PATH_AUTO }
 
-/* COLLECTIVE.  Checks the plan before anything is allocated, then creates the workspace.  Borrows
- * comm, which must outlive the context.  Either every rank gets a context or every rank gets the
- * same error. */
+/* COLLECTIVE.  Compares what ranks must have in common (oproj_comm_same): dims, config less its
+ * device, versions, path thresholds, GPU capability, and the environment that changes results or
+ * what ranks do together.  Checks the plan before anything is allocated, then creates the
+ * workspace.  Borrows comm, which must outlive the context.  Either every rank gets a context or
+ * every rank gets the same error. */
 OPROJ_API oproj_status oproj_ctx_create(oproj_ctx **out, oproj_comm *comm, const oproj_dims *dims,
                                         const oproj_config *config);
 OPROJ_API void oproj_ctx_destroy(oproj_ctx *ctx);

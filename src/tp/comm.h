@@ -12,6 +12,10 @@
 #include "kernels/kernels.h"
 #include "oproj.h"
 
+/* Partials of one rank up to here are gathered by all ranks, which is bound by latency; larger ones
+ * go through owners. */
+enum { OPROJ_TP_GATHER_BYTES = 512 << 10 };
+
 /* One context's end of a communicator that sums in device memory; each kind appends its fields. */
 typedef struct oproj_comm_end {
   uint16_t *partial; /* bf16 [max_tokens, hidden], where this rank's share of y is best computed */
@@ -30,6 +34,9 @@ typedef struct oproj_comm_ops {
 
   /* COLLECTIVE.  root's bytes on every rank. */
   oproj_status (*broadcast)(oproj_comm *comm, int32_t root, void *data, size_t bytes);
+
+  /* COLLECTIVE.  Everybody's `bytes`, in rank order, on every rank. */
+  oproj_status (*gather)(oproj_comm *comm, const void *mine, void *all, int32_t bytes);
 
   /* COLLECTIVE.  The smallest value over ranks. */
   oproj_status (*min_i32)(oproj_comm *comm, int32_t mine, int32_t *out);

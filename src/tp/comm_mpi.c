@@ -51,6 +51,12 @@ static oproj_status mpi_broadcast(oproj_comm *comm, int32_t root, void *data, si
   return OPROJ_OK;
 }
 
+static oproj_status mpi_gather(oproj_comm *comm, const void *mine, void *all, int32_t bytes) {
+  MPI_TRY(MPI_Allgather(mine, bytes, MPI_BYTE, all, bytes, MPI_BYTE, mpi_of(comm)->mpi),
+          "MPI_Allgather");
+  return OPROJ_OK;
+}
+
 static oproj_status mpi_min_i32(oproj_comm *comm, int32_t mine, int32_t *out) {
   MPI_TRY(MPI_Allreduce(&mine, out, 1, MPI_INT32_T, MPI_MIN, mpi_of(comm)->mpi), "MPI_Allreduce");
   return OPROJ_OK;
@@ -176,6 +182,7 @@ static void mpi_destroy(oproj_comm *comm) {
 static const oproj_comm_ops mpi_ops = {
     .name = "mpi",
     .broadcast = mpi_broadcast,
+    .gather = mpi_gather,
     .min_i32 = mpi_min_i32,
     .reduce = mpi_reduce,
     .destroy = mpi_destroy,

@@ -28,8 +28,8 @@
 
 enum {
   DEADLINE_SECONDS = 60,
-  GATHER_BYTES = 512 << 10, /* of one rank: up to here the exchange is bound by latency */
-  PAGE = 4096               /* keeps both parts of a context's memory aligned for wide loads */
+  GATHER_BYTES = OPROJ_TP_GATHER_BYTES,
+  PAGE = 4096 /* keeps both parts of a context's memory aligned for wide loads */
 };
 
 typedef struct comm_nccl {
@@ -70,6 +70,11 @@ static oproj_status nccl_fail(ncclComm_t nccl, ncclResult_t result, const char *
 static oproj_status nccl_broadcast(oproj_comm *comm, int32_t root, void *data, size_t bytes) {
   oproj_comm *mpi = nccl_of(comm)->mpi;
   return mpi->ops->broadcast(mpi, root, data, bytes);
+}
+
+static oproj_status nccl_gather(oproj_comm *comm, const void *mine, void *all, int32_t bytes) {
+  oproj_comm *mpi = nccl_of(comm)->mpi;
+  return mpi->ops->gather(mpi, mine, all, bytes);
 }
 
 static oproj_status nccl_min_i32(oproj_comm *comm, int32_t mine, int32_t *out) {
@@ -244,9 +249,7 @@ static oproj_status refuse_sharing(oproj_comm *mpi, const seat *mine) {
   oproj_status status =
       seats ? OPROJ_OK : oproj_fail(OPROJ_ERR_NOMEM, "no memory for %d ranks", mpi->size);
   TRY_GOTO(oproj_comm_agree(mpi, status), status, out);
-  seats[mpi->rank] = *mine;
-  for (int32_t r = 0; r < mpi->size; r++)
-    TRY_GOTO(mpi->ops->broadcast(mpi, r, &seats[r], sizeof seats[r]), status, out);
+  TRY_GOTO(mpi->ops->gather(mpi, mine, seats, sizeof *mine), status, out);
   for (int32_t b = 1; b < mpi->size; b++) {
     for (int32_t a = 0; a < b; a++) {
       bool same = seats[a].host == seats[b].host && strcmp(seats[a].bus_id, seats[b].bus_id) == 0;
@@ -359,6 +362,7 @@ static void nccl_destroy(oproj_comm *comm) {
 static const oproj_comm_ops nccl_ops = {
     .name = "nccl",
     .broadcast = nccl_broadcast,
+    .gather = nccl_gather,
     .min_i32 = nccl_min_i32,
     .reduce = nccl_reduce,
     .attach = nccl_attach,

@@ -28,11 +28,17 @@ static oproj_status read_config(const oproj_config *config, oproj_config *out) {
   return OPROJ_OK;
 }
 
-/* Everything that can be refused before anything is allocated. */
+/* What must be readable before it can be compared. */
+static oproj_status read_request(const oproj_dims *dims, const oproj_config *config,
+                                 oproj_config *full) {
+  REQUIRE(dims, OPROJ_ERR_INVALID, "dims must not be NULL");
+  return read_config(config, full);
+}
+
+/* Everything else that can be refused before anything is allocated. */
 static oproj_status check_request(const oproj_comm *comm, const oproj_dims *dims,
-                                  const oproj_config *config, oproj_config *full,
-                                  oproj_shard *shard, const oproj_kernels_ops **ops) {
-  TRY(read_config(config, full));
+                                  const oproj_config *full, oproj_shard *shard,
+                                  const oproj_kernels_ops **ops) {
   TRY(oproj_plan_shard(dims, full->split, comm->size, comm->rank, shard));
   REQUIRE((int64_t)full->max_tokens * dims->hidden <= INT_MAX, OPROJ_ERR_INVALID,
           "max_tokens %d x hidden %d exceeds 2^31 - 1", full->max_tokens, dims->hidden);
@@ -97,7 +103,9 @@ oproj_status oproj_ctx_create(oproj_ctx **out, oproj_comm *comm, const oproj_dim
   oproj_config full = OPROJ_CONFIG_INIT;
   oproj_shard shard = {0};
   const oproj_kernels_ops *ops = NULL;
-  TRY(oproj_comm_agree(comm, check_request(comm, dims, config, &full, &shard, &ops)));
+  TRY(oproj_comm_agree(comm, read_request(dims, config, &full)));
+  TRY(oproj_ctx_compare_requests(comm, dims, &full));
+  TRY(oproj_comm_agree(comm, check_request(comm, dims, &full, &shard, &ops)));
 
   oproj_ctx *ctx = calloc(1, sizeof *ctx);
   oproj_status status = OPROJ_OK;
@@ -114,6 +122,7 @@ oproj_status oproj_ctx_create(oproj_ctx **out, oproj_comm *comm, const oproj_dim
     status = oproj_fail(OPROJ_ERR_NOMEM, "no memory for a context");
   }
   status = oproj_comm_agree(comm, status);
+  if (status == OPROJ_OK) status = oproj_ctx_compare_devices(ctx);
   if (status == OPROJ_OK && sums_on_device(ctx)) status = attach(ctx);
   if (status != OPROJ_OK) {
     oproj_ctx_destroy(ctx);
