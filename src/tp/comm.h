@@ -11,6 +11,7 @@
 
 #include "kernels/kernels.h"
 #include "oproj.h"
+#include "tp/watch.h"
 
 /* Partials of one rank up to here are gathered by all ranks, which is bound by latency; larger ones
  * go through owners. */
@@ -28,7 +29,10 @@ typedef struct oproj_comm_site {
   int32_t max_tokens, hidden;
 } oproj_comm_site;
 
-/* No sum is asked for of one rank alone, nor with OPROJ_REDUCE_NONE. */
+/* Calls fail with ERR_PEER, naming the rank and its phase, once a rank is lost or the deadline has
+ * passed; what they were given may be freed all the same.
+ *
+ * No sum is asked for of one rank alone, nor with OPROJ_REDUCE_NONE. */
 typedef struct oproj_comm_ops {
   const char *name;
 
@@ -66,6 +70,7 @@ struct oproj_comm {
   int32_t local_rank, local_size; /* among the ranks on this host */
   int32_t host;                   /* the lowest rank on this host: names the host */
   int32_t device;                 /* the only GPU its contexts may use; -1: any */
+  oproj_watch *watch;             /* NULL for one rank alone */
 };
 
 /* "NCCL 2.28.3" into text, cut to `bytes`; "no NCCL" in builds without it.  Returns text. */

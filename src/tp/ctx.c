@@ -103,6 +103,7 @@ oproj_status oproj_ctx_create(oproj_ctx **out, oproj_comm *comm, const oproj_dim
   oproj_config full = OPROJ_CONFIG_INIT;
   oproj_shard shard = {0};
   const oproj_kernels_ops *ops = NULL;
+  oproj_watch_enter(comm->watch, "set-up", 0);
   TRY(oproj_comm_agree(comm, read_request(dims, config, &full)));
   TRY(oproj_ctx_compare_requests(comm, dims, &full));
   TRY(oproj_comm_agree(comm, check_request(comm, dims, &full, &shard, &ops)));
@@ -181,7 +182,8 @@ oproj_status oproj_buffer_read(oproj_ctx *ctx, void *to_host, const void *from, 
                                void *stream) {
   REQUIRE(ctx && (bytes == 0 || (to_host && from)), OPROJ_ERR_INVALID,
           "ctx, to_host and from must not be NULL");
-  return ctx->ops->buffer_read(ctx->kernels, to_host, from, bytes, stream);
+  TRY(ctx->ops->buffer_read(ctx->kernels, to_host, from, bytes, stream));
+  return ctx->end ? oproj_comm_check(ctx->comm) : OPROJ_OK; /* a sum without a rank is none */
 }
 
 size_t oproj_scale_bytes(oproj_scale_layout layout, int32_t groups, int32_t tokens, int32_t cols,
@@ -205,6 +207,7 @@ static size_t reduced_elements(const oproj_ctx *ctx, int32_t tokens) {
 static oproj_status reduce_on_device(oproj_ctx *ctx, oproj_status mine, int32_t tokens,
                                      const uint16_t *partial, uint16_t *y, void *stream) {
   const oproj_comm_ops *comm = ctx->comm->ops;
+  TRY(oproj_comm_check(ctx->comm));
   if (mine == OPROJ_OK) {
     if (tokens == 0) return OPROJ_OK;
     return comm->reduce_device(ctx->comm, ctx->end, ctx->reduce, tokens, partial, y, stream);

@@ -10,6 +10,7 @@
 /* Switches that change results, or what ranks do together; those that may differ (which GPUs, how
  * many threads, how much is logged) are not here. */
 static const char *const switches[] = {"OPROJ_BIND",
+                                       "OPROJ_DEADLINE",
                                        "CUDA_LAUNCH_BLOCKING",
                                        "CUDA_MODULE_LOADING",
                                        "CUDA_DEVICE_MAX_CONNECTIONS",
