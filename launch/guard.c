@@ -99,6 +99,7 @@ static bool blame(sibling state, const char *before, const char *after) {
   snprintf(sentence, sizeof sentence, "%srank%s %s %s %s", before, count == 1 ? "" : "s", list,
            count == 1 ? "was" : "were", after);
   if (guard.rank == speaker) guard_say(sentence);
+  guard_hush(); /* what the others make of this rank's end is not to be told */
   return true;
 }
 
@@ -106,10 +107,10 @@ static bool blame(sibling state, const char *before, const char *after) {
 static void end_late_phase(const char *phase, double deadline) {
   char before[128];
   snprintf(before, sizeof before, "%s has not ended within %g s: ", phase, deadline);
-  if (!blame(SIBLING_STOPPED, before, "stopped") && guard.rank == 0) {
-    strncat(before, "some rank has not come", sizeof before - strlen(before) - 1);
-    guard_say(before);
-  }
+  if (blame(SIBLING_STOPPED, before, "stopped")) return;
+  strncat(before, "some rank has not come", sizeof before - strlen(before) - 1);
+  if (guard.rank == 0) guard_say(before);
+  guard_hush();
 }
 
 static void check_phase(void) {
@@ -120,7 +121,8 @@ static void check_phase(void) {
   if (!phase || deadline <= 0 || late < deadline) return;
   if (!guard.late) end_late_phase(phase, deadline);
   guard.late = true;
-  if (atomic_load(&guard.spoken) || late > deadline + OTHERS_SPEAK_MS * 1e-3) leave();
+  /* Not before the others have seen the same. */
+  if (late > deadline + OTHERS_SPEAK_MS * 1e-3) leave();
 }
 
 static void check_loss(void) {
