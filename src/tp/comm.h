@@ -68,7 +68,6 @@ struct oproj_comm {
   const oproj_comm_ops *ops;
   int32_t rank, size;
   int32_t local_rank, local_size; /* among the ranks on this host */
-  int32_t host;                   /* the lowest rank on this host: names the host */
   int32_t device;                 /* the only GPU its contexts may use; -1: any */
   oproj_watch *watch;             /* NULL for one rank alone */
 };

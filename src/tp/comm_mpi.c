@@ -336,12 +336,10 @@ static oproj_status find_neighbours(comm_mpi *c, int32_t *one_host) {
   REQUIRE(all, OPROJ_ERR_NOMEM, "no memory for %d ranks", c->head.size);
   oproj_status status = mpi_gather(&c->head, &mine, all, sizeof mine);
   *one_host = 1;
-  c->head.host = -1;
   for (int32_t r = 0; r < c->head.size && status == OPROJ_OK; r++) {
     bool same = strcmp(all[r].host, mine.host) == 0 && strcmp(all[r].boot, mine.boot) == 0;
     *one_host = *one_host && same && strcmp(all[r].network, mine.network) == 0;
     if (!same) continue;
-    if (c->head.host < 0) c->head.host = r;
     if (r < c->head.rank) c->head.local_rank++;
     c->head.local_size++;
   }
