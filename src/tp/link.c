@@ -185,14 +185,15 @@ oproj_status oproj_link_enter(const oproj_link_door *door, int32_t rank, int wit
     TRY(connect_over_tcp(door, within_ms, &out->file));
   }
   oproj_link_send(
-      out, &(oproj_link_frame){.token = door->token, .kind = OPROJ_LINK_HELLO, .rank = rank});
+      out, &(oproj_link_frame){.token = door->token, .kind = OPROJ_LINK_HELLO, .rank = rank}, 0);
   return OPROJ_OK;
 }
 
 /* ---- frames --------------------------------------------------------------------------------- */
 
-void oproj_link_send(oproj_link *link, const oproj_link_frame *frame) {
-  if (link->file < 0) return;
+void oproj_link_send(oproj_link *link, const oproj_link_frame *frame, int within_ms) {
+  struct pollfd one = {.fd = link->file, .events = POLLOUT};
+  if (link->file < 0 || (within_ms > 0 && poll(&one, 1, within_ms) <= 0)) return;
   ssize_t sent = send(link->file, frame, sizeof *frame, MSG_NOSIGNAL | MSG_DONTWAIT);
   /* Half a frame would garble those behind it.  Reading goes on: what came may say why. */
   if (sent >= 0 && (size_t)sent < sizeof *frame) shutdown(link->file, SHUT_WR);

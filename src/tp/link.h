@@ -1,5 +1,4 @@
-/* link.h - connections between rank 0 and every other rank, beside MPI's: frames of one size, sent
- * without ever waiting.
+/* link.h - connections between rank 0 and every other rank, beside MPI's: frames of one size.
  *
  * Where all ranks share a host they meet at a socket in the abstract namespace, which leaves no
  * file behind; over several hosts at a TCP port of rank 0, on whichever of its addresses
@@ -58,8 +57,8 @@ oproj_status oproj_link_admit(int listener, const oproj_link_door *door, int wit
 oproj_status oproj_link_enter(const oproj_link_door *door, int32_t rank, int within_ms,
                               oproj_link *out);
 
-/* Hands a frame over; one that a full connection does not take is dropped with it. */
-void oproj_link_send(oproj_link *link, const oproj_link_frame *frame);
+/* Hands a frame over; one that a full connection does not take within `within_ms` is dropped. */
+void oproj_link_send(oproj_link *link, const oproj_link_frame *frame, int within_ms);
 
 /* 1: link->in is a whole frame; 0: not yet; -1: the connection has ended. */
 int oproj_link_receive(oproj_link *link);

@@ -1,6 +1,6 @@
 /* watch.c - owns the thread of the watch, and what it shares with the rank it speaks for.
  *
- * `lock` covers everything but the atomics.  Frames are sent under it and never wait.  The callers'
+ * `lock` covers everything but the atomics.  Frames are sent under it, without waiting.  Callers'
  * functions run under `calling`, which is taken alone or first. */
 #include "tp/watch.h"
 
@@ -23,7 +23,8 @@ enum {
   DEADLINE_SECONDS = 30,
   LONGEST_BEAT_MS = 1000,
   SHORTEST_BEAT_MS = 20,
-  MEET_MS = 5000 /* for one connection */
+  MEET_MS = 5000,  /* for one connection */
+  GOODBYE_MS = 200 /* for a connection that is full: a goodbye unheard is a loss */
 };
 
 struct oproj_watch {
@@ -66,8 +67,8 @@ static void wake_thread(oproj_watch *w) {
 
 /* ---- frames: under the lock ----------------------------------------------------------------- */
 
-static void send_to_all(oproj_watch *w, const oproj_link_frame *frame) {
-  for (int32_t r = 0; r < w->size; r++) oproj_link_send(&w->links[r], frame);
+static void send_to_all(oproj_watch *w, const oproj_link_frame *frame, int within_ms) {
+  for (int32_t r = 0; r < w->size; r++) oproj_link_send(&w->links[r], frame, within_ms);
 }
 
 static void send_report(oproj_watch *w) {
@@ -75,9 +76,16 @@ static void send_report(oproj_watch *w) {
   w->mine.waiting = atomic_load(&w->waiting);
   w->mine.patient = w->phase_patient || w->note_patient;
   if (w->rank == 0) oproj_board_hear(&w->board[0], &w->mine, milliseconds());
-  send_to_all(
-      w, &(oproj_link_frame){
-             .token = w->token, .kind = OPROJ_LINK_REPORT, .rank = w->rank, .report = w->mine});
+  oproj_link_frame frame = {
+      .token = w->token, .kind = OPROJ_LINK_REPORT, .rank = w->rank, .report = w->mine};
+  send_to_all(w, &frame, 0);
+}
+
+static void send_verdict(oproj_watch *w) {
+  oproj_link_frame frame = {
+      .token = w->token, .kind = OPROJ_LINK_VERDICT, .rank = atomic_load(&w->lost)};
+  memcpy(frame.sentence, w->sentence, sizeof frame.sentence);
+  send_to_all(w, &frame, 0);
 }
 
 /* ---- what this rank does -------------------------------------------------------------------- */
@@ -139,11 +147,9 @@ void oproj_watch_declare(oproj_watch *watch, int32_t rank, const char *sentence)
   pthread_mutex_lock(&watch->lock);
   int first = atomic_load(&watch->lost) < 0;
   if (first) {
-    oproj_link_frame frame = {.token = watch->token, .kind = OPROJ_LINK_VERDICT, .rank = rank};
     snprintf(watch->sentence, sizeof watch->sentence, "%s", sentence);
-    memcpy(frame.sentence, watch->sentence, sizeof frame.sentence);
     atomic_store(&watch->lost, rank);
-    send_to_all(watch, &frame);
+    send_verdict(watch);
   }
   pthread_mutex_unlock(&watch->lock);
   if (!first) return;
@@ -235,6 +241,7 @@ static void beat(oproj_watch *w) {
   char sentence[OPROJ_BOARD_SENTENCE];
   pthread_mutex_lock(&w->lock);
   send_report(w);
+  if (atomic_load(&w->lost) >= 0) send_verdict(w); /* a full connection may have dropped it */
   int32_t lost =
       oproj_board_judge(w->board, w->size, milliseconds(), oproj_watch_deadline_ms(w), sentence);
   pthread_mutex_unlock(&w->lock);
@@ -379,8 +386,10 @@ void oproj_watch_destroy(oproj_watch *watch) {
     atomic_store(&watch->stop, 1);
     wake_thread(watch);
     pthread_join(watch->thread, NULL);
-    send_to_all(watch, &(oproj_link_frame){
-                           .token = watch->token, .kind = OPROJ_LINK_GOODBYE, .rank = watch->rank});
+    send_to_all(
+        watch,
+        &(oproj_link_frame){.token = watch->token, .kind = OPROJ_LINK_GOODBYE, .rank = watch->rank},
+        GOODBYE_MS);
   }
   close_files(watch);
   pthread_mutex_destroy(&watch->calling);
