@@ -16,7 +16,10 @@ function(oproj_compile target)
       $<$<COMPILE_LANGUAGE:C>:-fsanitize=fuzzer-no-link -Wno-pass-failed>)
     target_link_options(${target} PRIVATE -fsanitize=fuzzer-no-link)
   endif()
-  if(OPROJ_SANITIZE)
+  if(OPROJ_SANITIZE STREQUAL "thread")
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:C>:-fsanitize=thread>)
+    target_link_options(${target} PRIVATE -fsanitize=thread)
+  elseif(OPROJ_SANITIZE)
     target_compile_options(${target} PRIVATE
       $<$<COMPILE_LANGUAGE:C>:-fsanitize=address,undefined -fno-sanitize-recover=undefined
                               -fno-omit-frame-pointer>)

@@ -49,6 +49,18 @@ static void summarise(run_load *l, const oproj_load_report *mine) {
   job_flush(l->job);
 }
 
+/* For the sentence that others get if they lose this rank meanwhile. */
+static oproj_status note_layers(const run_load *l, int32_t index, int32_t count) {
+  oproj_layer_info info;
+  char note[48];
+  oproj_status status =
+      oproj_comm_agree(l->job->comm, oproj_checkpoint_layer(l->checkpoint, index, &info));
+  if (status != OPROJ_OK) return status;
+  snprintf(note, sizeof note, count > 1 ? "%s and %d more" : "%s", info.name, count - 1);
+  oproj_comm_note(l->job->comm, note, 0);
+  return OPROJ_OK;
+}
+
 /* COLLECTIVE. */
 static oproj_status load(run_load *l, int32_t index, int32_t count) {
   int32_t *layers = malloc((size_t)count * sizeof *layers);
@@ -63,6 +75,7 @@ static oproj_status load(run_load *l, int32_t index, int32_t count) {
   config.progress = report_bytes;
   config.user = &progress;
   for (int32_t i = 0; i < count && status == OPROJ_OK; i++) layers[i] = index + i;
+  if (status == OPROJ_OK) status = note_layers(l, index, count);
   if (status == OPROJ_OK) {
     l->held_begin = index;
     l->held_end = index + count;

@@ -58,6 +58,7 @@ oproj_status oproj_layer_create(oproj_layer **out, oproj_ctx *ctx, const oproj_m
                                 const oproj_matrix *wo_b) {
   REQUIRE(out && ctx, OPROJ_ERR_INVALID, "out and ctx must not be NULL");
   oproj_layer *layer = NULL;
+  oproj_watch_enter(ctx->comm->watch, "load", 0);
   oproj_status status = oproj_comm_agree(ctx->comm, oproj_layer_make(&layer, ctx, wo_a, wo_b));
   if (status == OPROJ_OK)
     *out = layer;
@@ -84,6 +85,7 @@ oproj_status oproj_layer_replace(oproj_layer *layer, const oproj_matrix *wo_a,
                                  const oproj_matrix *wo_b) {
   REQUIRE(layer, OPROJ_ERR_INVALID, "layer must not be NULL");
   oproj_ctx *ctx = layer->ctx;
+  oproj_watch_enter(ctx->comm->watch, "load", 0);
   TRY(oproj_comm_agree(ctx->comm, oproj_layer_check(layer, wo_a, wo_b)));
   return oproj_comm_agree(ctx->comm, ctx->ops->weights_replace(layer->weights, wo_a, wo_b));
 }
@@ -221,11 +223,13 @@ static int receives_nothing(const oproj_ctx *ctx, int32_t tokens) {
 oproj_status oproj_forward(oproj_layer *layer, const oproj_io *io, void *stream) {
   REQUIRE(layer && io, OPROJ_ERR_INVALID, "layer and io must not be NULL");
   oproj_ctx *ctx = layer->ctx;
+  oproj_watch_enter(ctx->comm->watch, "forward", ctx->ops->host); /* the host may be any slow */
   uint16_t *partial = oproj_ctx_sums(ctx) ? ctx->partial : io->y;
   oproj_status status = OPROJ_OK;
   if (io->tokens >= 0 && !receives_nothing(ctx, io->tokens))
     status = check_pointer("y", io->y, io->tokens);
   if (status == OPROJ_OK) status = forward_here(layer, io, partial, stream);
+  oproj_watch_enter(ctx->comm->watch, "forward", 0);
   return oproj_ctx_reduce(ctx, status, io->tokens, partial, io->y, stream);
 }
 
@@ -311,6 +315,7 @@ static oproj_status check_reduction(const oproj_ctx *ctx, int32_t tokens, const 
 oproj_status oproj_partial_reduce(oproj_ctx *ctx, int32_t tokens, const uint16_t *partial,
                                   uint16_t *y, void *stream) {
   REQUIRE(ctx, OPROJ_ERR_INVALID, "ctx must not be NULL");
+  oproj_watch_enter(ctx->comm->watch, "reduction", 0);
   oproj_status status = check_reduction(ctx, tokens, partial, y);
   return oproj_ctx_reduce(ctx, status, tokens, partial, y, stream);
 }

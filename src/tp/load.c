@@ -182,6 +182,7 @@ static oproj_status run(load *l, const oproj_checkpoint *checkpoint, const int32
                         int32_t count, const oproj_load_config *config, oproj_load_store_fn store,
                         void *user) {
   oproj_comm *comm = l->ctx->comm;
+  oproj_watch_enter(comm->watch, "load", 1); /* storage may be any slow */
   TRY(oproj_comm_agree(comm, make_plan(l, checkpoint, layers, count, config)));
   TRY(agree_on_plan(l));
   TRY(oproj_comm_agree(comm, open_pipe(l, store, user)));
