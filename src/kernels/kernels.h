@@ -17,9 +17,6 @@ typedef struct oproj_kernels_weights oproj_kernels_weights; /* one layer's weigh
 /* From here cuBLASLt's products are faster than our own (H200, bench/baselines). */
 enum { OPROJ_KERNELS_LIBRARY_TOKENS = 768 };
 
-/* Up to here one launch is faster than three (the same). */
-enum { OPROJ_KERNELS_DECODE_TOKENS = 8 };
-
 /* What one rank computes. */
 typedef struct oproj_kernels_config {
   oproj_dims dims;
@@ -114,8 +111,11 @@ typedef struct oproj_kernels_ops {
   /* Nonzero when buffers are host memory and every call has finished on return. */
   int host;
 
-  /* The compute capability that oproj_path_choose asks for; 0 on the host. */
+  /* The compute capability; 0 on the host. */
   int32_t (*capability)(const oproj_kernels *kernels);
+
+  /* Fills in what oproj_path_choose asks of the device: sm, resident, no_native. */
+  void (*describe)(const oproj_kernels *kernels, oproj_path_query *query);
 } oproj_kernels_ops;
 
 extern const oproj_kernels_ops oproj_kernels_ref;
@@ -144,6 +144,29 @@ oproj_status oproj_kernels_cuda_use(int32_t ordinal);
 /* "CUDA runtime 13.0, driver 13.0, cuBLASLt 13.1.0" into text, cut to `bytes`; returns text.  "no
  * CUDA" in builds without it. */
 const char *oproj_kernels_cuda_versions(char *text, size_t bytes);
+
+/* ---- the kernel that takes a few tokens through the whole chain in one launch ---------------- */
+
+enum {
+  OPROJ_KERNELS_DECODE_TOKENS = 16,  /* most tokens of a launch */
+  OPROJ_KERNELS_DECODE_SPLIT = 16,   /* most blocks that share a tile of WO_A */
+  OPROJ_KERNELS_DECODE_OUT_ROWS = 64 /* most rows of WO_B of a block: an instruction's */
+};
+
+/* Who does what in it (decode.c). */
+typedef struct oproj_kernels_decode {
+  int32_t blocks;            /* all of them must be resident at once */
+  int32_t tiles;             /* WO_A: of 128 rows */
+  int32_t split, log2_split; /* blocks that share a tile's K */
+  int32_t out_rows;          /* WO_B: rows of a block, a multiple of 8 */
+  int32_t window; /* slots of weights, 16 KB each, that a block has on their way at a time */
+  int32_t tokens; /* up to so many it is faster than a launch for each stage */
+} oproj_kernels_decode;
+
+/* For a rank that holds `groups`, on a device that holds `resident` such blocks at once.  NULL, or
+ * why the kernel cannot serve (out is then all zero); static storage. */
+const char *oproj_kernels_decode_shape(const oproj_dims *dims, int32_t groups, int32_t resident,
+                                       oproj_kernels_decode *out);
 
 /* ---- choice --------------------------------------------------------------------------------- */
 

@@ -49,8 +49,8 @@ oproj_status cuda_fail(cudaError_t error, const char *call);
  * be reported; the host then sets seen = raised.  `claim`, in device memory, lets one thread win:
  * it equals `seen` while the record is free.  Neither side needs an atomic across PCIe. */
 typedef struct cuda_fault {
-  uint32_t raised; /* device writes, last */
-  uint32_t seen;   /* host writes */
+  uint32_t raised;  /* device writes, last */
+  uint32_t seen;    /* host writes */
   uint32_t stalled; /* device writes: blocks of a launch waited in vain for one another */
   int32_t token;
   int64_t position, rows;
@@ -159,16 +159,18 @@ struct oproj_kernels {
   oproj_kernels_config config;
   int32_t group_cols, z_cols; /* D and the z columns held */
   int device;
-  int32_t capability; /* major*10 + minor */
+  int32_t capability;    /* major*10 + minor */
+  int32_t no_native;     /* nonzero: no kernel of sm90* runs here */
+  uint32_t paths_logged; /* by bit */
   int32_t
       sm90_capacity[CUDA_CLUSTER_SIZES]; /* SM90: blocks held at once in clusters of 1, 2, 4, 8 */
   cudaStream_t upload;                   /* for weights; joins no other stream */
   cuda_workspace work;
   struct sm90_decode_state *decode; /* NULL where its kernel cannot serve */
-  cuda_lt *lt;              /* NULL where cuBLASLt cannot serve */
-  uint32_t warm;            /* a bit for each kind of layer that cuda_warm has run */
-  cuda_fault *fault;        /* host address ... */
-  cuda_fault *fault_device; /* ... and the device's for the same memory */
+  cuda_lt *lt;                      /* NULL where cuBLASLt cannot serve */
+  uint32_t warm;                    /* a bit for each kind of layer that cuda_warm has run */
+  cuda_fault *fault;                /* host address ... */
+  cuda_fault *fault_device;         /* ... and the device's for the same memory */
   uint32_t *claim;
 };
 
@@ -180,7 +182,7 @@ typedef struct cuda_adapter {
 
 struct oproj_kernels_weights {
   oproj_kernels *kernels;
-  oproj_matrix wo_a, wo_b;        /* data and scales in device memory, owned */
+  oproj_matrix wo_a, wo_b; /* data and scales in device memory, owned */
   /* SM90 only: the copy engine's view of e4m3 data; of WO_B by blocks of the decode kernel too. */
   CUtensorMap wo_a_map, wo_b_map, wo_b_decode_map;
   /* SM100 and SM103: their scales for cuBLASLt; NULL where not all are powers of two. */
@@ -197,6 +199,7 @@ const char *cuda_why_unusable(void);
 oproj_status cuda_open(oproj_kernels **out, const oproj_kernels_config *config);
 void cuda_close(oproj_kernels *kernels);
 int32_t cuda_capability(const oproj_kernels *kernels);
+void cuda_describe(const oproj_kernels *kernels, oproj_path_query *query);
 
 /* What every stage begins with: makes the device current, and fails with ERR_INVALID where an
  * earlier call met a bad position that nothing has reported yet. */
