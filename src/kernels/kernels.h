@@ -52,6 +52,20 @@ typedef struct oproj_kernels_out {
   oproj_scale_layout layout;
 } oproj_kernels_out;
 
+/* Sums over ranks of one host whose devices write to one another's memory (cuda/push.cu). */
+enum { OPROJ_KERNELS_PUSH_RANKS = 16 };
+
+typedef struct oproj_kernels_handle { /* of a mailbox, for another process of this host */
+  char bytes[64];
+} oproj_kernels_handle;
+
+typedef struct oproj_kernels_push {
+  int32_t size, rank;
+  int64_t capacity;                          /* elements of the largest sum */
+  void *mailboxes[OPROJ_KERNELS_PUSH_RANKS]; /* by rank: this rank's own and the opened ones */
+  int64_t patience_ms; /* for another rank's part; then the sum is NaN and later calls fail */
+} oproj_kernels_push;
+
 /* Every entry that takes a stream enqueues there and returns, or (ref) has finished on return.
  * Data pointers are the backend's memory; matrices and adapters are host memory. */
 typedef struct oproj_kernels_ops {
@@ -104,6 +118,23 @@ typedef struct oproj_kernels_ops {
    * part is copied bit for bit.  parts is bf16 [n, count]; out must not overlap it. */
   oproj_status (*sum_ranks)(oproj_kernels *kernels, const uint16_t *parts, int32_t n, int64_t count,
                             uint16_t *out, void *stream);
+
+  /* Memory that other processes of this host may open and write to, zeroed.  mailbox_bytes says how
+   * much a sum over `size` ranks of up to `capacity` elements needs.  NULL, all six, where there is
+   * no such memory. */
+  size_t (*mailbox_bytes)(int32_t size, int64_t capacity);
+  oproj_status (*mailbox_create)(oproj_kernels *kernels, size_t bytes, void **out,
+                                 oproj_kernels_handle *handle);
+  void (*mailbox_destroy)(oproj_kernels *kernels, void *mailbox); /* NULL is allowed */
+  oproj_status (*mailbox_open)(oproj_kernels *kernels, const oproj_kernels_handle *handle,
+                               void **out);
+  void (*mailbox_close)(oproj_kernels *kernels, void *mailbox); /* NULL is allowed */
+
+  /* As sum_ranks, the parts being every rank's `partial`, each pushed to all mailboxes.  All ranks
+   * must call it in the same order with the same count.  out may be partial.  A rank that does not
+   * is reported as ERR_COMM by a later call on this context, as bad positions are. */
+  oproj_status (*sum_pushed)(oproj_kernels *kernels, const oproj_kernels_push *push, int64_t count,
+                             const uint16_t *partial, uint16_t *out, void *stream);
 
   /* Makes bf16 [count] NaN: the share of a rank that could not compute it. */
   oproj_status (*make_nan)(oproj_kernels *kernels, uint16_t *values, int64_t count, void *stream);

@@ -172,6 +172,8 @@ static oproj_status report_fault(oproj_kernels *k) {
   REQUIRE(!__atomic_load_n(&k->fault->stalled, __ATOMIC_ACQUIRE), OPROJ_ERR_DEVICE,
           "blocks of the decode kernel waited in vain for one another: another kernel that waits "
           "held the device; this context must be created anew");
+  uint32_t lost = __atomic_load_n(&k->fault->lost_rank, __ATOMIC_ACQUIRE);
+  REQUIRE(!lost, OPROJ_ERR_COMM, "rank %u did not send its part of a sum in time", lost - 1);
   uint32_t raised = __atomic_load_n(&k->fault->raised, __ATOMIC_ACQUIRE);
   if (raised == k->fault->seen) return OPROJ_OK;
   cuda_fault found = *k->fault;

@@ -5,6 +5,7 @@
  *   weights.c         upload of weights and adapters
  *   ranks.c           what several ranks need of a GPU: its name, pinned memory, their sum
  *   reduce.cu         that sum's kernel
+ *   push.cu           that sum where ranks write to one another's memory
  *   versions.c        which CUDA this is
  *   range.h           the stages' names for profilers
  *   input.cu          inverse RoPE, block quantisation, of the input and of z
@@ -54,6 +55,7 @@ typedef struct cuda_fault {
   uint32_t stalled; /* device writes: blocks of a launch waited in vain for one another */
   int32_t token;
   int64_t position, rows;
+  uint32_t lost_rank; /* device writes: 1 + the rank whose part of a sum did not come */
 } cuda_fault;
 
 /* ---- input.cu ------------------------------------------------------------------------------ */
@@ -245,7 +247,44 @@ typedef struct cuda_sum {
 
 cudaError_t cuda_launch_sum(const cuda_sum *sum, cudaStream_t stream);
 
+/* ---- ranks.c, push.cu ---------------------------------------------------------------------- */
+
+/* The head of a mailbox, of which only its owner knows; the words follow at CUDA_PUSH_HEAD. */
+typedef struct cuda_push_control {
+  uint32_t sums;     /* that have ended: the last one's number */
+  uint32_t arrivals; /* of blocks, at their end */
+  uint32_t lost;     /* a rank was waited for in vain: every later sum is NaN */
+} cuda_push_control;
+
+enum { CUDA_PUSH_HEAD = 256 };
+
+/* out[i] = bf16(sum over ranks of partial[i]), f32 sums in rank order; out may be partial. */
+typedef struct cuda_push {
+  const uint16_t *partial;
+  uint16_t *out;
+  int64_t count;
+  int32_t n, rank;
+  int64_t words;                                 /* of a sender in an epoch, even */
+  uint64_t *mailboxes[OPROJ_KERNELS_PUSH_RANKS]; /* words by rank, as mapped here */
+  cuda_push_control *control;                    /* this rank's */
+  cuda_fault *fault;
+  uint64_t patience_ns;
+  int32_t whole;     /* count is a multiple of 4, partial and out aligned to 8 bytes */
+  int32_t dependent; /* launch while the kernel before still runs; capability 9.0 or newer */
+} cuda_push;
+
+cudaError_t cuda_launch_push(const cuda_push *push, cudaStream_t stream);
+
 /* As kernels.h describes these members of the table. */
+size_t cuda_mailbox_bytes(int32_t size, int64_t capacity);
+oproj_status cuda_mailbox_create(oproj_kernels *kernels, size_t bytes, void **out,
+                                 oproj_kernels_handle *handle);
+void cuda_mailbox_destroy(oproj_kernels *kernels, void *mailbox);
+oproj_status cuda_mailbox_open(oproj_kernels *kernels, const oproj_kernels_handle *handle,
+                               void **out);
+void cuda_mailbox_close(oproj_kernels *kernels, void *mailbox);
+oproj_status cuda_sum_pushed(oproj_kernels *kernels, const oproj_kernels_push *push, int64_t count,
+                             const uint16_t *partial, uint16_t *out, void *stream);
 oproj_status cuda_host_create(oproj_kernels *kernels, size_t bytes, void **out);
 void cuda_host_destroy(oproj_kernels *kernels, void *memory);
 oproj_status cuda_sum_ranks(oproj_kernels *kernels, const uint16_t *parts, int32_t n, int64_t count,
