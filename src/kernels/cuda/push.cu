@@ -11,7 +11,7 @@
  * received sum e + 1 of everyone, and a peer sends that only after it has read sum e.
  *
  * The parts are added in f32 in rank order, from the first, and rounded once: every rank computes
- * the same bits.  Grid: x over runs of 4 elements, at most MOST_BLOCKS blocks, all of them resident.
+ * the same bits.  Grid: x over runs of 4 elements, at most MOST_BLOCKS blocks, all resident.
  * Bound: latency of the link up to tens of KB, then its bandwidth, (n - 1) 4 count bytes out. */
 #include "kernels/cuda/device.cuh"
 
