@@ -710,6 +710,33 @@ def threads_case(bench):
     return "100000"
 
 
+def dry_run_case(bench):
+    """The whole command and where ranks would be; nothing is run."""
+    script = bench.program.oproj_run
+    result = bench.program.execute([script, "--dry-run", "-n", "2", "run", "no such", "--check"])
+    lines = result.stdout.splitlines()
+    expect(result.returncode == OK, f"exit {result.returncode}: {result.stderr}")
+    command = lines[0]
+    expect("OPROJ_DEADLINE=" in command and "mpirun " in command, f"not the command: {command}")
+    expect(command.rstrip().endswith("oproj run 'no such' --check"), f"not the words: {command}")
+    expect([line.split()[:2] for line in lines[1:]] == [["rank", "0"], ["rank", "1"]],
+           f"not two ranks: {lines[1:]}")
+    expect(all("cpus " in line and "GPU" in line for line in lines[1:]), f"no map: {lines[1:]}")
+    return command
+
+
+def other_mpi_case(bench):
+    """Four processes of a launcher that is not this MPI's: each would be alone."""
+    said = []
+    for rank in (0, 1):
+        result = bench.program.start(["info"], environment={"PMI_RANK": str(rank),
+                                                            "PMI_SIZE": "4"})
+        expect(result.returncode == REFUSED, f"exit {result.returncode}: {result.stderr}")
+        said += own_lines(result.stderr)
+    expect(len(said) == 1 and "4 ranks (PMI_SIZE) but MPI finds 1" in said[0], f"said {said}")
+    return said[0]
+
+
 def oproj_run_case(bench):
     script = bench.program.oproj_run
     for words in (["0"], ["1025"], ["x"], [""], ["-1"], ["99999999999999999999"]):
@@ -1258,6 +1285,7 @@ def all_cases():
     for name, function in (("output", lost_output_case), ("stray-rank", stray_rank_case),
                            ("mixed", mixed_ranks_case), ("spare-ranks", spare_ranks_case),
                            ("threads", threads_case), ("oproj-run", oproj_run_case),
+                           ("dry-run", dry_run_case), ("other-mpi", other_mpi_case),
                            ("environment", environment_case), ("size", size_case)):
         yield f"start-{name}", "start", function
     for name, edit in NOT_FINITE.items():
