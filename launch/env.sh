@@ -52,3 +52,11 @@ if [ "$(id -u)" -eq 0 ]; then
 fi
 : "${OMPI_MCA_btl_vader_single_copy_mechanism:=none}"
 export OMPI_MCA_btl_vader_single_copy_mechanism
+
+# mpirun notices after some 10 s that another host is cut off, in place of 5 minutes.  It has to be
+# sooner than OPROJ_DEADLINE: once a rank has left, mpirun talks to that host and waits for TCP.
+: "${OMPI_MCA_oob_tcp_keepalive_time:=5}"
+: "${OMPI_MCA_oob_tcp_keepalive_intvl:=2}"
+: "${OMPI_MCA_oob_tcp_keepalive_probes:=3}"
+export OMPI_MCA_oob_tcp_keepalive_time OMPI_MCA_oob_tcp_keepalive_intvl
+export OMPI_MCA_oob_tcp_keepalive_probes
