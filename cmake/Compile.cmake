@@ -10,7 +10,10 @@ function(oproj_compile target)
   # No FMA contraction: the rotation and the quantiser give the same bits on every machine.
   target_compile_options(${target} PRIVATE
     $<$<COMPILE_LANGUAGE:C>:${OPROJ_WARNINGS} -ffp-contract=off>)
-  if(OPROJ_SANITIZE)
+  if(OPROJ_SANITIZE STREQUAL "thread")
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:C>:-fsanitize=thread>)
+    target_link_options(${target} PRIVATE -fsanitize=thread)
+  elseif(OPROJ_SANITIZE)
     target_compile_options(${target} PRIVATE
       $<$<COMPILE_LANGUAGE:C>:-fsanitize=address,undefined -fno-sanitize-recover=undefined
                               -fno-omit-frame-pointer>)

@@ -135,7 +135,8 @@ typedef struct oproj_comm oproj_comm;
 
 /* One rank alone.  oproj/mpi.h makes one from an MPI communicator. */
 OPROJ_API oproj_status oproj_comm_self(oproj_comm **out);
-OPROJ_API void oproj_comm_destroy(oproj_comm *comm); /* NULL is allowed, here and below */
+/* COLLECTIVE, unless a rank was lost.  NULL is allowed, here and below. */
+OPROJ_API void oproj_comm_destroy(oproj_comm *comm);
 
 OPROJ_API int32_t oproj_comm_rank(const oproj_comm *comm);
 OPROJ_API int32_t oproj_comm_size(const oproj_comm *comm);
@@ -150,6 +151,46 @@ OPROJ_API int32_t oproj_comm_device(const oproj_comm *comm);
  * rank that failed (or OK), and its sentence, prefixed "rank K: " on the other ranks, as last
  * error. Call it where one rank alone may have failed, before the next collective call. */
 OPROJ_API oproj_status oproj_comm_agree(oproj_comm *comm, oproj_status mine);
+
+/* Something that ranks must have in common, in words. */
+typedef struct oproj_fact {
+  const char *name, *value; /* compared and shown up to 127 bytes */
+} oproj_fact;
+
+/* COLLECTIVE.  ERR_INVALID on every rank, with one sentence that names the first fact that is not
+ * the same on all of them, its values and who has which.  oproj_ctx_create compares its own
+ * arguments, versions and environment like this; a caller adds what his ranks must share besides.
+ * All ranks bring the same names in the same order; up to 64. */
+OPROJ_API oproj_status oproj_comm_same(oproj_comm *comm, const oproj_fact *facts, int32_t count);
+
+/* ---- losing a rank -------------------------------------------------------------------------- */
+/* A communicator of several ranks watches them from a thread of its own.  A rank is lost when its
+ * process ends, when it has been silent for the deadline (stopped, or its host cut off), or when
+ * others have waited for it as long in a collective call.  Every call that needs the other ranks
+ * then fails on all of them, those under way included, with ERR_PEER and one sentence that names
+ * the rank and where it was.  What these calls were given may be freed; the communicator serves no
+ * more and is to be destroyed, and with all processes alive (a rank that was only late) a new one
+ * can be made.  Open MPI 4 ends the job when a process dies, so that nobody is left to make one. */
+
+/* The deadline of new communicators, in seconds: OPROJ_DEADLINE in the environment, else 30; 0
+ * means none.  It also ends the making of a communicator whose ranks do not all come. */
+OPROJ_API double oproj_deadline(void);
+
+/* Changes it.  To be called alike by all ranks. */
+OPROJ_API void oproj_comm_set_deadline(oproj_comm *comm, double seconds);
+
+/* Where this rank is, up to 47 bytes, for the sentence that others get if they lose it: "layers.7"
+ * gives "rank 3 was lost in forward of layers.7" once it is in oproj_forward.  `patient` nonzero:
+ * until the next note it may keep others waiting as long as its process lives. */
+OPROJ_API void oproj_comm_note(oproj_comm *comm, const char *note, int32_t patient);
+
+/* `fn` is called once when a rank is lost, on a thread of oproj's, for programs that wait elsewhere
+ * than in oproj's calls; it may end the process but must not call oproj.  NULL takes it back. */
+typedef void (*oproj_loss_fn)(void *user, int32_t rank, const char *sentence);
+OPROJ_API void oproj_comm_on_loss(oproj_comm *comm, oproj_loss_fn fn, void *user);
+
+/* ERR_PEER once a rank was lost. */
+OPROJ_API oproj_status oproj_comm_check(const oproj_comm *comm);
 
 /* ---- context: one rank's device, workspace and share --------------------------------------- */
 
@@ -186,9 +227,11 @@ typedef struct oproj_config {
 #define OPROJ_CONFIG_INIT \
   { sizeof(oproj_config), NULL, -1, 0, OPROJ_SPLIT_EVEN, OPROJ_REDUCE_ALL, OPROJ_PATH_AUTO }
 
-/* COLLECTIVE.  Checks the plan before anything is allocated, then creates the workspace.  Borrows
- * comm, which must outlive the context.  Either every rank gets a context or every rank gets the
- * same error. */
+/* COLLECTIVE.  Compares what ranks must have in common (oproj_comm_same): dims, config less its
+ * device, versions, path thresholds, GPU capability, and the environment that changes results or
+ * what ranks do together.  Checks the plan before anything is allocated, then creates the
+ * workspace.  Borrows comm, which must outlive the context.  Either every rank gets a context or
+ * every rank gets the same error. */
 OPROJ_API oproj_status oproj_ctx_create(oproj_ctx **out, oproj_comm *comm, const oproj_dims *dims,
                                         const oproj_config *config);
 OPROJ_API void oproj_ctx_destroy(oproj_ctx *ctx);

@@ -15,6 +15,7 @@
 #include "report.h"
 #include "run_args.h"
 #include "run_check.h"
+#include "run_facts.h"
 #include "run_input.h"
 #include "run_memory.h"
 #include "target.h"
@@ -266,10 +267,13 @@ static void print_row(run *r, const oproj_layer_info *info, const char *path, do
   json_array_append_new(r->rows, row);
 }
 
-/* Rank 0's part after a layer: write, check, print. */
+/* Rank 0's part after a layer: write, check, print.  The others wait as long as that takes. */
 static oproj_status conclude(run *r, int32_t index, const oproj_layer_info *info,
                              const table *cos_sin, const oproj_path_choice *path, double us) {
   if (r->job->rank != 0) return OPROJ_OK;
+  char note[64];
+  snprintf(note, sizeof note, "the check of %s", info->name);
+  oproj_comm_note(r->job->comm, note, 1);
   int64_t bytes = (int64_t)r->input.tokens * r->model->dims.hidden * 2;
   run_check_result check;
   oproj_status status = OPROJ_OK;
@@ -293,6 +297,7 @@ static oproj_status run_layer(run *r, int32_t index) {
   oproj_status status = oproj_checkpoint_layer(r->checkpoint, index, &info);
   if (status == OPROJ_OK) status = layer_table(r, info.compressed != 0, &cos_sin);
   status = oproj_comm_agree(r->job->comm, status);
+  if (status == OPROJ_OK) oproj_comm_note(r->job->comm, info.name, 0);
   if (status == OPROJ_OK) status = oproj_layer_load(&layer, r->ctx, r->checkpoint, index);
   if (status == OPROJ_OK)
     status = oproj_comm_agree(r->job->comm, oproj_layer_path(layer, r->input.tokens, &path));
@@ -359,15 +364,20 @@ static oproj_status open_checkpoint(run *r) {
     status = oproj_comm_agree(comm, oproj_checkpoint_open(&r->checkpoint, r->args->dir));
   if (status != OPROJ_OK) return status;
   r->model = oproj_checkpoint_model(r->checkpoint);
+  status = run_facts_compare(comm, r->checkpoint, r->args->dir, r->args->input);
+  if (status != OPROJ_OK) return status;
   return oproj_comm_agree(comm, check_plan(r));
 }
 
 static oproj_status execute(run *r) {
+  oproj_comm_note(r->job->comm, "reading the checkpoint's headers", 1);
   oproj_status status = open_checkpoint(r);
   if (status == OPROJ_OK) status = choose_comm(r);
   oproj_comm *comm = r->job->comm;
+  oproj_comm_note(comm, "reading the input", 1);
   if (status == OPROJ_OK) status = oproj_comm_agree(comm, open_inputs(r));
   if (status != OPROJ_OK) return status;
+  oproj_comm_note(comm, "", 0);
 
   oproj_config config = OPROJ_CONFIG_INIT;
   config.backend = r->args->backend == RUN_BACKEND_AUTO ? NULL : run_backends[r->args->backend];
@@ -404,6 +414,7 @@ static void release(run *r) {
 oproj_status cmd_run(job_state *job, int argc, char **argv) {
   run_args args;
   if (!run_args_parse(job, argc, argv, &args)) return OPROJ_OK;
+  if (args.deadline >= 0) job_set_deadline(job, (double)args.deadline);
   job_catch_interrupts();
   run r = {.args = &args, .job = job, .passed = true, .rows = json_array()};
   oproj_status status = execute(&r);

@@ -6,7 +6,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "guard.h"
 #include "oproj/cuda.h"
 #include "oproj/mpi.h"
 
@@ -21,7 +23,7 @@ static long count_in(const char *variable) {
   return *end == '\0' ? value : -1;
 }
 
-int job_launched_rank(void) {
+int job_launched_rank(int *size, const char **size_name) {
   /* A rank that lingers in somebody's environment must not make a process started alone wait for
    * others: it counts only with its `size` and with `witness`, where the launcher sets those. */
   static const struct {
@@ -33,8 +35,13 @@ int job_launched_rank(void) {
   for (size_t i = 0; i < sizeof launchers / sizeof launchers[0]; i++) {
     long rank = count_in(launchers[i].rank);
     if (rank < 0 || (launchers[i].size && rank >= count_in(launchers[i].size))) continue;
-    if (!launchers[i].witness || getenv(launchers[i].witness)) return (int)rank;
+    if (launchers[i].witness && !getenv(launchers[i].witness)) continue;
+    *size_name = launchers[i].size;
+    *size = launchers[i].size ? (int)count_in(launchers[i].size) : -1;
+    return (int)rank;
   }
+  *size_name = NULL;
+  *size = -1;
   return -1;
 }
 
@@ -83,18 +90,44 @@ static oproj_status agree_on_words(const job_state *job, int argc, char **argv) 
   return status;
 }
 
-oproj_status job_start(job_state *job, bool mpi, int argc, char **argv) {
-  *job = (job_state){.size = 1, .code = JOB_OK};
-  if (!mpi || job_launched_rank() < 0) return oproj_comm_self(&job->comm);
-  int provided;
-  if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS)
-    return oproj_fail(OPROJ_ERR_COMM, "MPI_Init_thread failed");
-  job->mpi = true;
+/* A launcher of another MPI library starts processes that do not find each other. */
+static oproj_status check_launch(int launched, const char *size_name) {
+  int size;
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  if (launched < 0 || launched == size) return OPROJ_OK;
+  return oproj_fail(
+      OPROJ_ERR_UNSUPPORTED,
+      "the launcher has started %d ranks (%s) but MPI finds %d; it must belong to the "
+      "MPI library that oproj is built with",
+      launched, size_name, size);
+}
+
+static oproj_status meet(job_state *job, int argc, char **argv) {
   oproj_status status = oproj_comm_mpi(&job->comm, MPI_COMM_WORLD);
   if (status != OPROJ_OK) return status;
+  oproj_comm_on_loss(job->comm, guard_lost, NULL);
   job->rank = oproj_comm_rank(job->comm);
   job->size = oproj_comm_size(job->comm);
   return agree_on_words(job, argc, argv);
+}
+
+oproj_status job_start(job_state *job, bool mpi, int argc, char **argv) {
+  *job = (job_state){.size = 1, .code = JOB_OK, .deadline = oproj_deadline()};
+  int launched, provided;
+  const char *size_name;
+  int rank = job_launched_rank(&launched, &size_name);
+  if (!mpi || rank < 0) return oproj_comm_self(&job->comm);
+  job->rank = rank; /* who speaks until MPI says better */
+  job_catch_interrupts();
+  guard_start(rank, launched > 0 ? launched : 1);
+  guard_begin("start", job->deadline);
+  if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS)
+    return oproj_fail(OPROJ_ERR_COMM, "MPI_Init_thread failed");
+  job->mpi = true;
+  oproj_status status = check_launch(launched, size_name);
+  if (status == OPROJ_OK) status = meet(job, argc, argv);
+  guard_end();
+  return status;
 }
 
 oproj_status job_use_nccl(job_state *job) {
@@ -106,7 +139,14 @@ oproj_status job_use_nccl(job_state *job) {
   if (status != OPROJ_OK) return status;
   oproj_comm_destroy(job->comm);
   job->comm = comm;
+  oproj_comm_on_loss(comm, guard_lost, NULL);
+  oproj_comm_set_deadline(comm, job->deadline);
   return OPROJ_OK;
+}
+
+void job_set_deadline(job_state *job, double seconds) {
+  job->deadline = seconds;
+  oproj_comm_set_deadline(job->comm, seconds);
 }
 
 /* ---- interrupts ----------------------------------------------------------------------------- */
@@ -176,11 +216,35 @@ void job_flush(job_state *job) {
 static int fail(const job_state *job, oproj_status status) {
   const char *sentence = oproj_last_error();
   if (!*sentence) sentence = oproj_status_string(status);
-  if (job->rank == 0) job_say("oproj", interrupted ? "interrupted" : sentence);
+  if (job->rank == 0) guard_say(interrupted ? "interrupted" : sentence);
   return interrupted ? JOB_FAILED : exit_code(status);
 }
 
+/* Whether the others are not there to end the job with. */
+static bool is_broken(const job_state *job, oproj_status status) {
+  return job->mpi && job->comm && (status == OPROJ_ERR_PEER || oproj_comm_check(job->comm));
+}
+
+/* Ends MPI under the eyes of the watch, then of the guard. */
+static void stop_mpi(job_state *job, int code) {
+  guard_begin("shutdown", job->deadline);
+  if (job->comm && job->size > 1) {
+    oproj_comm_note(job->comm, "shutdown", 0);
+    if (oproj_comm_agree(job->comm, OPROJ_OK) == OPROJ_ERR_PEER) guard_leave();
+    /* A rank that ends with a code may do so while others still end, and is not lost. */
+    if (job_max(job, code) != 0) guard_hush();
+  }
+  oproj_comm_destroy(job->comm);
+  MPI_Finalize();
+  guard_end();
+}
+
 int job_finish(job_state *job, oproj_status status) {
+  if (is_broken(job, status)) {
+    job_flush(job);
+    if (!oproj_comm_check(job->comm)) _exit(fail(job, status)); /* nobody watches the ranks */
+    guard_leave();
+  }
   int code = status == OPROJ_OK ? job->code : fail(job, status);
   job_flush(job);
   if (job->output_error != 0 && (code == JOB_OK || code == JOB_CHECK_FAILED)) {
@@ -190,8 +254,10 @@ int job_finish(job_state *job, oproj_status status) {
     job_say("oproj", sentence);
     code = JOB_FAILED;
   }
-  oproj_comm_destroy(job->comm);
-  if (job->mpi) MPI_Finalize();
+  if (job->mpi)
+    stop_mpi(job, code);
+  else
+    oproj_comm_destroy(job->comm);
   return code;
 }
 

@@ -11,30 +11,37 @@
 enum { JOB_OK = 0, JOB_CHECK_FAILED = 1, JOB_USAGE = 2, JOB_REFUSED = 3, JOB_FAILED = 4 };
 
 /* This process's rank as its launcher (mpirun, srun) has set it in the environment; -1 when it was
- * started alone.  A rank without what launchers set beside it counts for nothing. */
-int job_launched_rank(void);
+ * started alone.  A rank without what launchers set beside it counts for nothing.  *size is how
+ * many were launched and *size_name the variable that says so; -1 and NULL: unknown. */
+int job_launched_rank(int *size, const char **size_name);
 
 typedef struct job_state {
   oproj_comm *comm; /* MPI where a launcher started us, else one rank alone */
   int32_t rank, size;
   bool mpi;
   int code;         /* what the process returns if nothing fails: JOB_OK until a command sets it */
+  double deadline;  /* seconds to wait for a rank; 0: none */
   int output_error; /* errno of the first write to stdout that failed; 0: none has */
 } job_state;
 
-/* COLLECTIVE with `mpi`.  Starts MPI if that is wanted and a launcher is there, and refuses
- * (ERR_INVALID) ranks whose command lines differ: each would make its own way to another collective
- * call.  After it all ranks are known to come to the same verdict on their words, so rank 0 alone
- * speaks about them. */
+/* COLLECTIVE with `mpi`.  Starts MPI, and the guard (guard.h) first, if that is wanted and a
+ * launcher is there.  Refuses ranks whose command lines differ (ERR_INVALID: each would make its
+ * own way to another collective call) and a launcher of another MPI (ERR_UNSUPPORTED).  After it
+ * all ranks are known to come to the same verdict on their words, so rank 0 alone speaks about
+ * them. */
 oproj_status job_start(job_state *job, bool mpi, int argc, char **argv);
 
 /* COLLECTIVE.  From here on sums go through NCCL, from one GPU per rank.  ERR_UNSUPPORTED, the job
  * being as it was, where this build or machine has no way to. */
 oproj_status job_use_nccl(job_state *job);
 
+/* How long this rank waits for others from here on.  To be called alike by all ranks. */
+void job_set_deadline(job_state *job, double seconds);
+
 /* COLLECTIVE.  Prints the sentence of a failure (all ranks hold the same status) once, flushes
  * stdout, ends MPI and returns the exit code: the status's own, or job->code on success; JOB_FAILED
- * where stdout could not be written. */
+ * where stdout could not be written.  After a lost rank it does not return: MPI would wait
+ * for it. */
 int job_finish(job_state *job, oproj_status status);
 
 /* Writes out what stdout holds, so that a row shows when it is ready. */

@@ -86,7 +86,9 @@ static void reserve_streams(void) {
 int main(int argc, char **argv) {
   const command *chosen = argc > 1 ? find_command(argv[1]) : NULL;
   bool alone = chosen && chosen->alone;
-  if (alone && job_launched_rank() > 0) return JOB_OK;
+  int size;
+  const char *size_name;
+  if (alone && job_launched_rank(&size, &size_name) > 0) return JOB_OK;
   reserve_streams();
   signal(SIGPIPE, SIG_IGN); /* a reader that went away is a failed write, which job_finish tells */
   job_state job;

@@ -34,7 +34,7 @@ bool run_args_parse(job_state *job, int argc, char **argv, run_args *out) {
   int64_t tokens = -1, seed = 0;
   int reduce = OPROJ_REDUCE_ALL;
   bool uneven = false;
-  *out = (run_args){0};
+  *out = (run_args){.deadline = -1};
   const args_option options[] = {
       {"tokens", "T", "tokens to make up, or that --input must hold (default 16)",
        .number = &tokens, .least = 0, .most = 1 << 20},
@@ -58,6 +58,10 @@ bool run_args_parse(job_state *job, int argc, char **argv, run_args *out) {
        .word = &out->comm, .words = comms},
       {"reduce", "R", "all, scatter, vendor or none (default all: deterministic, in rank order)",
        .word = &reduce, .words = run_reduces},
+      {"deadline", "S",
+       "seconds to wait for a rank that is silent or late; 0 waits for ever (default "
+       "OPROJ_DEADLINE, else 30)",
+       .number = &out->deadline, .least = 0, .most = 1000000},
       {"uneven", NULL, "allow ranks that do not divide the groups", .on = &uneven},
       {"json", "FILE", "write the table as JSON", .text = &out->json},
       {0}};

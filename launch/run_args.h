@@ -13,6 +13,7 @@ typedef struct run_args {
   int32_t tokens;                 /* -1: not given */
   int32_t layer_begin, layer_end; /* end -1: the last */
   bool check;
+  int64_t deadline; /* seconds to wait for a rank; -1: not given */
   uint64_t seed;
   int backend; /* RUN_BACKEND_AUTO, or a place in run_backends */
   int comm;    /* RUN_COMM_* */

@@ -21,14 +21,19 @@ struct ncclComm; /* ncclComm_t is a pointer to it */
  * returns its error and the other ranks get NaN.
  * ERR_UNSUPPORTED: no NCCL in this build, a rank without a GPU, or two ranks on one GPU (the
  * sentence names them).  ERR_INVALID: a `device` that this process does not see.  ERR_COMM: NCCL
- * failed, or its ranks did not meet within 60 seconds; what it had begun by then stays behind until
- * the process ends. */
+ * failed, or its ranks did not meet within oproj_deadline; what it had begun by then stays behind
+ * until the process ends.
+ *
+ * When a rank is lost ("losing a rank" in oproj.h) NCCL's communicator is aborted, which ends the
+ * kernels that wait for that rank: the host's wait for its stream returns, y is worth nothing, and
+ * oproj_buffer_read and the next forward fail with ERR_PEER.  Graphs that captured such calls are
+ * to be destroyed before oproj_comm_destroy. */
 OPROJ_API oproj_status oproj_comm_nccl(oproj_comm **out, MPI_Comm mpi, int32_t device);
 
 /* COLLECTIVE over `mpi`.  The same over a caller's own communicator (an ncclComm_t, blocking).  It
  * must hold the ranks of `mpi` in their order and outlive the result; the caller still destroys it,
- * and makes no call of his own beside those made here, as NCCL asks.  ERR_INVALID: rank or size
- * differ. */
+ * makes no call of his own beside those made here, as NCCL asks, and aborts it when a rank is lost
+ * (oproj_comm_on_loss).  ERR_INVALID: rank or size differ. */
 OPROJ_API oproj_status oproj_comm_nccl_adopt(oproj_comm **out, MPI_Comm mpi, struct ncclComm *nccl);
 
 #ifdef __cplusplus

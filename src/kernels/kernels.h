@@ -160,6 +160,7 @@ const oproj_kernels_ops *oproj_kernels_cuda(const char **why);
 typedef struct oproj_kernels_device {
   char name[128];
   char bus_id[32];    /* PCI, "0000:1b:00.0" */
+  char uuid[40];      /* "GPU-1b2c..": no two devices or parts of one have the same */
   int32_t capability; /* major*10 + minor */
   size_t bytes;       /* of its memory */
 } oproj_kernels_device;

@@ -23,6 +23,22 @@ int32_t oproj_comm_device(const oproj_comm *comm) {
   return oproj_place_device(comm->local_rank, oproj_kernels_cuda_count());
 }
 
+void oproj_comm_set_deadline(oproj_comm *comm, double seconds) {
+  oproj_watch_set_deadline(comm->watch, seconds);
+}
+
+void oproj_comm_note(oproj_comm *comm, const char *note, int32_t patient) {
+  oproj_watch_note(comm->watch, note, patient);
+}
+
+void oproj_comm_on_loss(oproj_comm *comm, oproj_loss_fn fn, void *user) {
+  oproj_watch_on_loss(comm->watch, fn, user);
+}
+
+oproj_status oproj_comm_check(const oproj_comm *comm) {
+  return oproj_watch_check(comm->watch);
+}
+
 void oproj_comm_destroy(oproj_comm *comm) {
   if (comm) comm->ops->destroy(comm);
 }

@@ -11,6 +11,11 @@
 
 #include "kernels/kernels.h"
 #include "oproj.h"
+#include "tp/watch.h"
+
+/* Partials of one rank up to here are gathered by all ranks, which is bound by latency; larger ones
+ * go through owners. */
+enum { OPROJ_TP_GATHER_BYTES = 512 << 10 };
 
 /* One context's end of a communicator that sums in device memory; each kind appends its fields. */
 typedef struct oproj_comm_end {
@@ -24,12 +29,18 @@ typedef struct oproj_comm_site {
   int32_t max_tokens, hidden;
 } oproj_comm_site;
 
-/* No sum is asked for of one rank alone, nor with OPROJ_REDUCE_NONE. */
+/* Calls fail with ERR_PEER, naming the rank and its phase, once a rank is lost or the deadline has
+ * passed; what they were given may be freed all the same.
+ *
+ * No sum is asked for of one rank alone, nor with OPROJ_REDUCE_NONE. */
 typedef struct oproj_comm_ops {
   const char *name;
 
   /* COLLECTIVE.  root's bytes on every rank. */
   oproj_status (*broadcast)(oproj_comm *comm, int32_t root, void *data, size_t bytes);
+
+  /* COLLECTIVE.  Everybody's `bytes`, in rank order, on every rank. */
+  oproj_status (*gather)(oproj_comm *comm, const void *mine, void *all, int32_t bytes);
 
   /* COLLECTIVE.  The smallest value over ranks. */
   oproj_status (*min_i32)(oproj_comm *comm, int32_t mine, int32_t *out);
@@ -57,8 +68,8 @@ struct oproj_comm {
   const oproj_comm_ops *ops;
   int32_t rank, size;
   int32_t local_rank, local_size; /* among the ranks on this host */
-  int32_t host;                   /* the lowest rank on this host: names the host */
   int32_t device;                 /* the only GPU its contexts may use; -1: any */
+  oproj_watch *watch;             /* NULL for one rank alone */
 };
 
 /* "NCCL 2.28.3" into text, cut to `bytes`; "no NCCL" in builds without it.  Returns text. */

@@ -9,8 +9,10 @@
  * Both add in f32 from rank 0 on and round once, so both give the same bits on every rank.
  *
  * Blocking calls of NCCL only enqueue once a communicator is there; a non-blocking communicator
- * would start a thread for each.  Only its birth can wait for a lost peer, so that alone runs on a
- * thread of its own, with a deadline. */
+ * would start a thread for each.  What can wait for a lost rank runs on threads of its own, with a
+ * deadline: its birth, and its abort.  The abort comes when the watch over the control
+ * communicator has lost a rank, or NCCL itself reports one; it ends the kernels that wait for that
+ * rank, and with them the waits of the host. */
 #include <errno.h>
 #include <nccl.h>
 #include <pthread.h>
@@ -27,9 +29,9 @@
 #include "tp/comm.h"
 
 enum {
-  DEADLINE_SECONDS = 60,
-  GATHER_BYTES = 512 << 10, /* of one rank: up to here the exchange is bound by latency */
-  PAGE = 4096               /* keeps both parts of a context's memory aligned for wide loads */
+  ABORT_SECONDS = 5, /* for ncclCommAbort; captured collectives keep it until their graph ends */
+  GATHER_BYTES = OPROJ_TP_GATHER_BYTES,
+  PAGE = 4096 /* keeps both parts of a context's memory aligned for wide loads */
 };
 
 typedef struct comm_nccl {
@@ -37,6 +39,9 @@ typedef struct comm_nccl {
   oproj_comm *mpi; /* the same ranks */
   ncclComm_t nccl;
   bool owned;
+  pthread_mutex_t using; /* held while calls enqueue, so that an abort does not come between */
+  bool aborted;          /* no further calls: under `using`, or after its time-out */
+  pthread_t aborter;     /* runs or has run, where `aborted` */
 } comm_nccl;
 
 typedef struct nccl_end {
@@ -70,6 +75,11 @@ static oproj_status nccl_fail(ncclComm_t nccl, ncclResult_t result, const char *
 static oproj_status nccl_broadcast(oproj_comm *comm, int32_t root, void *data, size_t bytes) {
   oproj_comm *mpi = nccl_of(comm)->mpi;
   return mpi->ops->broadcast(mpi, root, data, bytes);
+}
+
+static oproj_status nccl_gather(oproj_comm *comm, const void *mine, void *all, int32_t bytes) {
+  oproj_comm *mpi = nccl_of(comm)->mpi;
+  return mpi->ops->gather(mpi, mine, all, bytes);
 }
 
 static oproj_status nccl_min_i32(oproj_comm *comm, int32_t mine, int32_t *out) {
@@ -153,11 +163,8 @@ static oproj_status sum_by_owners(comm_nccl *c, nccl_end *e, oproj_reduce mode, 
   return OPROJ_OK;
 }
 
-static oproj_status nccl_reduce_device(oproj_comm *comm, oproj_comm_end *end, oproj_reduce mode,
-                                       int32_t tokens, const uint16_t *partial, uint16_t *y,
-                                       void *stream) {
-  comm_nccl *c = nccl_of(comm);
-  nccl_end *e = (nccl_end *)end;
+static oproj_status enqueue_sum(comm_nccl *c, nccl_end *e, oproj_reduce mode, int32_t tokens,
+                                const uint16_t *partial, uint16_t *y, void *stream) {
   int64_t elements = (int64_t)tokens * e->hidden;
   if (mode == OPROJ_REDUCE_VENDOR) {
     NCCL_TRY(c->nccl,
@@ -167,6 +174,67 @@ static oproj_status nccl_reduce_device(oproj_comm *comm, oproj_comm_end *end, op
   if (mode == OPROJ_REDUCE_ALL && elements * 2 <= GATHER_BYTES)
     return gather_and_sum(c, e, elements, partial, y, stream);
   return sum_by_owners(c, e, mode, tokens, partial, y, stream);
+}
+
+static oproj_status nccl_reduce_device(oproj_comm *comm, oproj_comm_end *end, oproj_reduce mode,
+                                       int32_t tokens, const uint16_t *partial, uint16_t *y,
+                                       void *stream) {
+  comm_nccl *c = nccl_of(comm);
+  pthread_mutex_lock(&c->using);
+  oproj_status status = oproj_watch_check(comm->watch);
+  if (status == OPROJ_OK)
+    status = enqueue_sum(c, (nccl_end *)end, mode, tokens, partial, y, stream);
+  pthread_mutex_unlock(&c->using);
+  return status;
+}
+
+/* ---- lost ranks ---------------------------------------------------------------------------- */
+
+static struct timespec from_now(int64_t ms) {
+  struct timespec at;
+  clock_gettime(CLOCK_REALTIME, &at);
+  at.tv_sec += ms / 1000;
+  at.tv_nsec += ms % 1000 * 1000000;
+  if (at.tv_nsec >= 1000000000) {
+    at.tv_sec++;
+    at.tv_nsec -= 1000000000;
+  }
+  return at;
+}
+
+/* oproj_watch_helper's: what NCCL has noticed by itself. */
+static int look_at_nccl(void *comm, char sentence[OPROJ_BOARD_SENTENCE]) {
+  comm_nccl *c = comm;
+  ncclResult_t result = ncclSuccess;
+  if (ncclCommGetAsyncError(c->nccl, &result) != ncclSuccess) return 0;
+  if (result == ncclSuccess || result == ncclInProgress) return 0;
+  snprintf(sentence, OPROJ_BOARD_SENTENCE, "rank %d: NCCL reports: %s", c->head.rank,
+           ncclGetErrorString(result));
+  return 1;
+}
+
+/* Calls that enqueue take microseconds; one that has not ended by then waits for the lost rank, and
+ * the abort frees it. */
+static void *abort_nccl(void *comm) {
+  comm_nccl *c = comm;
+  struct timespec soon = from_now(1000);
+  bool alone = pthread_mutex_timedlock(&c->using, &soon) == 0;
+  if (alone) pthread_mutex_unlock(&c->using); /* later calls see the verdict */
+  ncclCommAbort(c->nccl);
+  return NULL;
+}
+
+/* oproj_watch_helper's. */
+static void lose_nccl(void *comm) {
+  comm_nccl *c = comm;
+  c->aborted = pthread_create(&c->aborter, NULL, abort_nccl, c) == 0;
+}
+
+/* A communicator that the caller has brought is his to abort. */
+static void watch_nccl(comm_nccl *c) {
+  oproj_watch_help(
+      c->head.watch,
+      &(oproj_watch_helper){.look = look_at_nccl, .lost = c->owned ? lose_nccl : NULL, .user = c});
 }
 
 /* ---- a context's end ----------------------------------------------------------------------- */
@@ -219,6 +287,7 @@ static oproj_status nccl_attach(oproj_comm *comm, const oproj_comm_site *site,
                                 oproj_comm_end **out) {
   comm_nccl *c = nccl_of(comm);
   nccl_end *e = NULL;
+  oproj_watch_enter(comm->watch, "warm-up", 0);
   oproj_status status = oproj_comm_agree(comm, allocate_end(site, comm->size, &e));
   if (status == OPROJ_OK) status = oproj_comm_agree(comm, warm(c, e, site->max_tokens));
   if (status != OPROJ_OK) {
@@ -233,8 +302,8 @@ static oproj_status nccl_attach(oproj_comm *comm, const oproj_comm_site *site,
 
 /* Where a rank sits. */
 typedef struct seat {
-  int32_t host;
   char bus_id[32];
+  char uuid[40];
   char name[128];
 } seat;
 
@@ -244,12 +313,10 @@ static oproj_status refuse_sharing(oproj_comm *mpi, const seat *mine) {
   oproj_status status =
       seats ? OPROJ_OK : oproj_fail(OPROJ_ERR_NOMEM, "no memory for %d ranks", mpi->size);
   TRY_GOTO(oproj_comm_agree(mpi, status), status, out);
-  seats[mpi->rank] = *mine;
-  for (int32_t r = 0; r < mpi->size; r++)
-    TRY_GOTO(mpi->ops->broadcast(mpi, r, &seats[r], sizeof seats[r]), status, out);
+  TRY_GOTO(mpi->ops->gather(mpi, mine, seats, sizeof *mine), status, out);
   for (int32_t b = 1; b < mpi->size; b++) {
     for (int32_t a = 0; a < b; a++) {
-      bool same = seats[a].host == seats[b].host && strcmp(seats[a].bus_id, seats[b].bus_id) == 0;
+      bool same = strcmp(seats[a].uuid, seats[b].uuid) == 0;
       REQUIRE_GOTO(!same, status, out, OPROJ_ERR_UNSUPPORTED,
                    "ranks %d and %d share one GPU (%s, PCI %s); NCCL needs one for each rank", a, b,
                    seats[a].name, seats[a].bus_id);
@@ -260,13 +327,13 @@ out:
   return status;
 }
 
-static oproj_status take_seat(const oproj_comm *mpi, int32_t device, seat *out) {
+static oproj_status take_seat(int32_t device, seat *out) {
   oproj_kernels_device found;
   REQUIRE(oproj_kernels_cuda_count() > 0, OPROJ_ERR_UNSUPPORTED, "this rank sees no CUDA device");
   TRY(oproj_kernels_cuda_device(device, &found));
   TRY(oproj_kernels_cuda_use(device));
-  *out = (seat){.host = mpi->host};
   memcpy(out->bus_id, found.bus_id, sizeof out->bus_id);
+  memcpy(out->uuid, found.uuid, sizeof out->uuid);
   memcpy(out->name, found.name, sizeof out->name);
   return OPROJ_OK;
 }
@@ -288,6 +355,21 @@ static void *give_birth(void *argument) {
   return NULL;
 }
 
+/* Waits for the thread until the deadline, or until a rank is lost. */
+static oproj_status await_birth(const comm_nccl *c, pthread_t thread) {
+  enum { SLICE_MS = 50 };
+  int64_t deadline_ms = oproj_watch_deadline_ms(c->head.watch);
+  for (int64_t waited = 0;; waited += SLICE_MS) {
+    struct timespec slice = from_now(SLICE_MS);
+    if (pthread_timedjoin_np(thread, NULL, &slice) == 0) return OPROJ_OK;
+    TRY(oproj_watch_check(c->head.watch));
+    const char *interface = getenv("NCCL_SOCKET_IFNAME");
+    REQUIRE(deadline_ms == 0 || waited < deadline_ms, OPROJ_ERR_COMM,
+            "NCCL did not bring %d ranks together within %.1f s (NCCL_SOCKET_IFNAME is %s)",
+            c->head.size, (double)deadline_ms * 1e-3, interface ? interface : "not set");
+  }
+}
+
 /* The ranks meet here.  After the deadline the thread and what it waits with are left behind: NCCL
  * may still be using them. */
 static oproj_status meet(comm_nccl *c, const ncclUniqueId *id) {
@@ -300,13 +382,10 @@ static oproj_status meet(comm_nccl *c, const ncclUniqueId *id) {
     free(b);
     return oproj_fail(OPROJ_ERR_COMM, "no thread to start NCCL on: %s", strerror(error));
   }
-  struct timespec deadline;
-  clock_gettime(CLOCK_REALTIME, &deadline);
-  deadline.tv_sec += DEADLINE_SECONDS;
-  if (pthread_timedjoin_np(thread, NULL, &deadline) != 0) {
+  oproj_status status = await_birth(c, thread);
+  if (status != OPROJ_OK) {
     pthread_detach(thread);
-    return oproj_fail(OPROJ_ERR_COMM, "NCCL did not bring %d ranks together within %d s",
-                      c->head.size, DEADLINE_SECONDS);
+    return status;
   }
   ncclResult_t result = b->result;
   c->nccl = b->nccl;
@@ -326,10 +405,11 @@ static oproj_status initialise(comm_nccl *c, int32_t device) {
   seat mine = {0};
   ncclUniqueId id = {0};
   c->head.device = device == -1 ? oproj_comm_device(mpi) : device;
-  TRY(oproj_comm_agree(mpi, take_seat(mpi, c->head.device, &mine)));
+  TRY(oproj_comm_agree(mpi, take_seat(c->head.device, &mine)));
   TRY(refuse_sharing(mpi, &mine));
   TRY(oproj_comm_agree(mpi, draw_id(mpi, &id)));
   TRY(mpi->ops->broadcast(mpi, 0, &id, sizeof id));
+  oproj_watch_enter(mpi->watch, "NCCL's start", 0);
   c->owned = true;
   return oproj_comm_agree(mpi, meet(c, &id));
 }
@@ -349,16 +429,33 @@ static oproj_status check_adopted(comm_nccl *c) {
 
 /* ---- life ---------------------------------------------------------------------------------- */
 
+/* False: NCCL still uses it, and what it holds is left behind. */
+static bool end_nccl(comm_nccl *c) {
+  oproj_watch_help(c->head.watch, NULL); /* from here `aborted` stands */
+  if (!c->owned || !c->nccl) return true;
+  if (!c->aborted)
+    return oproj_watch_lost(c->head.watch) || ncclCommDestroy(c->nccl) == ncclSuccess;
+  struct timespec deadline = from_now(ABORT_SECONDS * 1000);
+  if (pthread_timedjoin_np(c->aborter, NULL, &deadline) == 0) return true;
+  pthread_detach(c->aborter);
+  oproj_base_log(OPROJ_LOG_WARN, "NCCL has not given up its communicator within %d s",
+                 ABORT_SECONDS);
+  return false;
+}
+
 static void nccl_destroy(oproj_comm *comm) {
   comm_nccl *c = nccl_of(comm);
-  if (c->owned && c->nccl) ncclCommDestroy(c->nccl);
+  bool ended = end_nccl(c);
   oproj_comm_destroy(c->mpi);
+  if (!ended) return;
+  pthread_mutex_destroy(&c->using);
   free(c);
 }
 
 static const oproj_comm_ops nccl_ops = {
     .name = "nccl",
     .broadcast = nccl_broadcast,
+    .gather = nccl_gather,
     .min_i32 = nccl_min_i32,
     .reduce = nccl_reduce,
     .attach = nccl_attach,
@@ -382,6 +479,7 @@ static oproj_status begin(comm_nccl **out, MPI_Comm mpi) {
   c->head = *control;
   c->head.ops = &nccl_ops;
   c->mpi = control;
+  pthread_mutex_init(&c->using, NULL);
   *out = c;
   return OPROJ_OK;
 }
@@ -391,6 +489,7 @@ static oproj_status finish(oproj_comm **out, comm_nccl *c, oproj_status status) 
     nccl_destroy(&c->head);
     return status;
   }
+  watch_nccl(c);
   *out = &c->head;
   return OPROJ_OK;
 }

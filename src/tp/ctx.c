@@ -28,11 +28,17 @@ static oproj_status read_config(const oproj_config *config, oproj_config *out) {
   return OPROJ_OK;
 }
 
-/* Everything that can be refused before anything is allocated. */
+/* What must be readable before it can be compared. */
+static oproj_status read_request(const oproj_dims *dims, const oproj_config *config,
+                                 oproj_config *full) {
+  REQUIRE(dims, OPROJ_ERR_INVALID, "dims must not be NULL");
+  return read_config(config, full);
+}
+
+/* Everything else that can be refused before anything is allocated. */
 static oproj_status check_request(const oproj_comm *comm, const oproj_dims *dims,
-                                  const oproj_config *config, oproj_config *full,
-                                  oproj_shard *shard, const oproj_kernels_ops **ops) {
-  TRY(read_config(config, full));
+                                  const oproj_config *full, oproj_shard *shard,
+                                  const oproj_kernels_ops **ops) {
   TRY(oproj_plan_shard(dims, full->split, comm->size, comm->rank, shard));
   REQUIRE((int64_t)full->max_tokens * dims->hidden <= INT_MAX, OPROJ_ERR_INVALID,
           "max_tokens %d x hidden %d exceeds 2^31 - 1", full->max_tokens, dims->hidden);
@@ -69,6 +75,11 @@ static oproj_status allocate_partial(oproj_ctx *ctx) {
 }
 
 static oproj_status allocate(oproj_ctx *ctx, const oproj_config *config) {
+  /* Before anything starts threads.  A rank with a GPU goes on to the CPUs near that. */
+  if (ctx->ops->host)
+    oproj_place_unbind(ctx->comm->local_rank, ctx->comm->local_size);
+  else
+    oproj_place_unbind(0, 1);
   oproj_kernels_config kernels = {.dims = ctx->dims,
                                   .groups = ctx->shard.group_end - ctx->shard.group_begin,
                                   .device = -1,
@@ -97,7 +108,10 @@ oproj_status oproj_ctx_create(oproj_ctx **out, oproj_comm *comm, const oproj_dim
   oproj_config full = OPROJ_CONFIG_INIT;
   oproj_shard shard = {0};
   const oproj_kernels_ops *ops = NULL;
-  TRY(oproj_comm_agree(comm, check_request(comm, dims, config, &full, &shard, &ops)));
+  oproj_watch_enter(comm->watch, "set-up", 0);
+  TRY(oproj_comm_agree(comm, read_request(dims, config, &full)));
+  TRY(oproj_ctx_compare_requests(comm, dims, &full));
+  TRY(oproj_comm_agree(comm, check_request(comm, dims, &full, &shard, &ops)));
 
   oproj_ctx *ctx = calloc(1, sizeof *ctx);
   oproj_status status = OPROJ_OK;
@@ -114,6 +128,7 @@ oproj_status oproj_ctx_create(oproj_ctx **out, oproj_comm *comm, const oproj_dim
     status = oproj_fail(OPROJ_ERR_NOMEM, "no memory for a context");
   }
   status = oproj_comm_agree(comm, status);
+  if (status == OPROJ_OK) status = oproj_ctx_compare_devices(ctx);
   if (status == OPROJ_OK && sums_on_device(ctx)) status = attach(ctx);
   if (status != OPROJ_OK) {
     oproj_ctx_destroy(ctx);
@@ -172,7 +187,8 @@ oproj_status oproj_buffer_read(oproj_ctx *ctx, void *to_host, const void *from, 
                                void *stream) {
   REQUIRE(ctx && (bytes == 0 || (to_host && from)), OPROJ_ERR_INVALID,
           "ctx, to_host and from must not be NULL");
-  return ctx->ops->buffer_read(ctx->kernels, to_host, from, bytes, stream);
+  TRY(ctx->ops->buffer_read(ctx->kernels, to_host, from, bytes, stream));
+  return ctx->end ? oproj_comm_check(ctx->comm) : OPROJ_OK; /* a sum without a rank is none */
 }
 
 size_t oproj_scale_bytes(oproj_scale_layout layout, int32_t groups, int32_t tokens, int32_t cols,
@@ -196,6 +212,7 @@ static size_t reduced_elements(const oproj_ctx *ctx, int32_t tokens) {
 static oproj_status reduce_on_device(oproj_ctx *ctx, oproj_status mine, int32_t tokens,
                                      const uint16_t *partial, uint16_t *y, void *stream) {
   const oproj_comm_ops *comm = ctx->comm->ops;
+  TRY(oproj_comm_check(ctx->comm));
   if (mine == OPROJ_OK) {
     if (tokens == 0) return OPROJ_OK;
     return comm->reduce_device(ctx->comm, ctx->end, ctx->reduce, tokens, partial, y, stream);

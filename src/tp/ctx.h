@@ -24,6 +24,12 @@ struct oproj_ctx {
   void *host_partial;
 };
 
+/* COLLECTIVE.  What was asked for must be the same on all ranks (less the device), and so must the
+ * versions and switches it will meet; then, with backends open, what they found. */
+oproj_status oproj_ctx_compare_requests(oproj_comm *comm, const oproj_dims *dims,
+                                        const oproj_config *config);
+oproj_status oproj_ctx_compare_devices(oproj_ctx *ctx);
+
 /* Whether a forward call ends in a sum over ranks. */
 int oproj_ctx_sums(const oproj_ctx *ctx);
 

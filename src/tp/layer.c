@@ -57,6 +57,7 @@ static oproj_status create_here(oproj_layer **out, oproj_ctx *ctx, const oproj_m
 
 static oproj_status create_agreed(oproj_layer **out, oproj_ctx *ctx, oproj_layer *layer,
                                   oproj_status mine) {
+  oproj_watch_enter(ctx->comm->watch, "load", 0);
   oproj_status status = oproj_comm_agree(ctx->comm, mine);
   if (status != OPROJ_OK) {
     oproj_layer_destroy(layer);
@@ -91,6 +92,7 @@ oproj_status oproj_layer_replace(oproj_layer *layer, const oproj_matrix *wo_a,
                                  const oproj_matrix *wo_b) {
   REQUIRE(layer, OPROJ_ERR_INVALID, "layer must not be NULL");
   oproj_ctx *ctx = layer->ctx;
+  oproj_watch_enter(ctx->comm->watch, "load", 0);
   TRY(oproj_comm_agree(ctx->comm, check_replacement(layer, wo_a, wo_b)));
   return oproj_comm_agree(ctx->comm, ctx->ops->weights_replace(layer->weights, wo_a, wo_b));
 }
@@ -100,6 +102,7 @@ oproj_status oproj_layer_load(oproj_layer **out, oproj_ctx *ctx, const oproj_che
   REQUIRE(out && ctx && checkpoint, OPROJ_ERR_INVALID, "out, ctx and checkpoint must not be NULL");
   oproj_slices slices = {0};
   oproj_layer *layer = NULL;
+  oproj_watch_enter(ctx->comm->watch, "load", 1);
   oproj_status status = oproj_checkpoint_read(checkpoint, index, &ctx->shard, &slices);
   if (status == OPROJ_OK) status = create_here(&layer, ctx, &slices.wo_a, &slices.wo_b);
   oproj_slices_free(&slices);
@@ -110,6 +113,7 @@ oproj_status oproj_layer_reload(oproj_layer *layer, const oproj_checkpoint *chec
                                 int32_t index) {
   REQUIRE(layer && checkpoint, OPROJ_ERR_INVALID, "layer and checkpoint must not be NULL");
   oproj_slices slices = {0};
+  oproj_watch_enter(layer->ctx->comm->watch, "load", 1);
   oproj_status status = oproj_comm_agree(
       layer->ctx->comm, oproj_checkpoint_read(checkpoint, index, &layer->ctx->shard, &slices));
   if (status == OPROJ_OK) status = oproj_layer_replace(layer, &slices.wo_a, &slices.wo_b);
@@ -250,11 +254,13 @@ static int receives_nothing(const oproj_ctx *ctx, int32_t tokens) {
 oproj_status oproj_forward(oproj_layer *layer, const oproj_io *io, void *stream) {
   REQUIRE(layer && io, OPROJ_ERR_INVALID, "layer and io must not be NULL");
   oproj_ctx *ctx = layer->ctx;
+  oproj_watch_enter(ctx->comm->watch, "forward", ctx->ops->host); /* the host may be any slow */
   uint16_t *partial = oproj_ctx_sums(ctx) ? ctx->partial : io->y;
   oproj_status status = OPROJ_OK;
   if (io->tokens >= 0 && !receives_nothing(ctx, io->tokens))
     status = check_pointer("y", io->y, io->tokens);
   if (status == OPROJ_OK) status = forward_here(layer, io, partial, stream);
+  oproj_watch_enter(ctx->comm->watch, "forward", 0);
   return oproj_ctx_reduce(ctx, status, io->tokens, partial, io->y, stream);
 }
 
@@ -340,6 +346,7 @@ static oproj_status check_reduction(const oproj_ctx *ctx, int32_t tokens, const 
 oproj_status oproj_partial_reduce(oproj_ctx *ctx, int32_t tokens, const uint16_t *partial,
                                   uint16_t *y, void *stream) {
   REQUIRE(ctx, OPROJ_ERR_INVALID, "ctx must not be NULL");
+  oproj_watch_enter(ctx->comm->watch, "reduction", 0);
   oproj_status status = check_reduction(ctx, tokens, partial, y);
   return oproj_ctx_reduce(ctx, status, tokens, partial, y, stream);
 }

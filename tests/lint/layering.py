@@ -50,10 +50,10 @@ LIBRARIES = (
 C_HEADERS = set("""assert complex ctype errno fenv float inttypes iso646 limits locale math setjmp
     signal stdalign stdarg stdatomic stdbool stddef stdint stdio stdlib stdnoreturn string tgmath
     threads time uchar wchar wctype
-    dirent dlfcn fcntl fnmatch ftw getopt glob libgen netdb poll pthread pwd regex sched semaphore
+    dirent dlfcn fcntl fnmatch ftw getopt glob ifaddrs libgen netdb poll pthread pwd regex sched semaphore
     spawn strings syslog unistd alloca endian malloc
     omp immintrin""".split())
-SYSTEM_FOLDERS = ("sys/", "linux/", "netinet/", "arpa/")
+SYSTEM_FOLDERS = ("sys/", "linux/", "net/", "netinet/", "arpa/")
 CXX_HEADERS = set("""cstddef cstdint cstdio cstdlib cstring cmath climits cfloat type_traits utility
     limits array initializer_list algorithm tuple""".split())
 

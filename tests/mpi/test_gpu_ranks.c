@@ -5,8 +5,11 @@
 #include <cuda_runtime_api.h>
 #include <mpi.h>
 #include <nccl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "base/num.h"
 #include "oproj/cuda.h"
@@ -404,6 +407,74 @@ START_TEST(callers_communicator_serves) {
 }
 END_TEST
 
+/* ---- losing a rank ------------------------------------------------------------------------- */
+
+/* Stops this process; a child lets it go on after `seconds`. */
+static void stop_for(unsigned seconds) {
+  pid_t self = getpid(), child = fork();
+  if (child == 0) { /* nothing of MPI's or CUDA's is touched here */
+    kill(self, SIGSTOP);
+    sleep(seconds);
+    kill(self, SIGCONT);
+    _exit(0);
+  }
+  waitpid(child, NULL, 0);
+}
+
+static oproj_comm *new_comm(void) {
+  oproj_comm *made = NULL;
+  ALL_OK(nccl ? oproj_comm_nccl(&made, MPI_COMM_WORLD, -1) : oproj_comm_mpi(&made, MPI_COMM_WORLD));
+  return made;
+}
+
+static size_t free_memory(void) {
+  size_t unused = 0, all;
+  cudaDeviceSynchronize();
+  cudaMemGetInfo(&unused, &all);
+  return unused;
+}
+
+/* The last rank is stopped while the others are in a forward: their waits end, in an error that
+ * names it; then all start anew, and the GPU's memory is as it was. */
+START_TEST(a_stopped_rank_ends_the_waits_of_all) {
+  enum { DEADLINE = 2, STOPPED = 6 };
+  oproj_dims dims = dims_for_ranks(&data_tiny_v4);
+  data_layer data = data_make(&dims, true, OPROJ_DTYPE_E4M3, OPROJ_DTYPE_E4M3, TOKENS);
+  uint16_t *want = project_alone(&data);
+  size_t before = 0;
+  for (int round = 0; round < 2; round++) {
+    oproj_comm *over = new_comm();
+    share s = open_share(over, &data, OPROJ_REDUCE_ALL);
+    uint16_t *y = project(&s);
+    ALL_ASSERT(memcmp(y, want, s.values * sizeof *y) == 0, "round %d: y differs", round);
+    oproj_comm_set_deadline(over, DEADLINE);
+    double begin = MPI_Wtime();
+    if (rank == size - 1) stop_for(STOPPED);
+    oproj_status forward = oproj_forward(s.layer, &s.io, NULL), read;
+    free(y);
+    y = read_y(&s, &read);
+    double seconds = MPI_Wtime() - begin;
+    char words[64];
+    snprintf(words, sizeof words, "rank %d has been silent for", size - 1);
+    oproj_status again = oproj_forward(s.layer, &s.io, NULL);
+    ALL_ASSERT((forward == OPROJ_ERR_PEER || read == OPROJ_ERR_PEER) && again == OPROJ_ERR_PEER &&
+                   strstr(oproj_last_error(), words),
+               "round %d: forward %d, read %d, next forward %d: %s", round, (int)forward, (int)read,
+               (int)again, oproj_last_error());
+    ALL_ASSERT(seconds < DEADLINE + STOPPED + 5, "it took %.1f s", seconds);
+    free(y);
+    close_share(&s);
+    oproj_comm_destroy(over);
+    size_t now = free_memory();
+    if (round == 0) before = now;
+    ALL_ASSERT(now + (64 << 20) >= before, "round %d: %zu bytes are free, %zu were", round, now,
+               before);
+  }
+  free(want);
+  data_free(&data);
+}
+END_TEST
+
 /* ---- start --------------------------------------------------------------------------------- */
 
 static TCase *cases(void) {
@@ -421,6 +492,7 @@ static TCase *cases(void) {
   }
   tcase_add_test(tc, ranks_on_one_gpu_are_refused);
   tcase_add_test(tc, missing_gpus_are_refused);
+  tcase_add_test(tc, a_stopped_rank_ends_the_waits_of_all);
   return tc;
 }
 

@@ -219,6 +219,44 @@ START_TEST(illegal_sizes_are_refused_on_all) {
 }
 END_TEST
 
+/* ---- what ranks must have in common --------------------------------------------------------- */
+
+static oproj_status create_with(const oproj_dims *dims, const oproj_config *config) {
+  oproj_ctx *ctx = NULL;
+  oproj_status status = oproj_ctx_create(&ctx, comm, dims, config);
+  oproj_ctx_destroy(ctx);
+  return status;
+}
+
+/* The last rank is started with another value of one field: every rank says the same about it. */
+START_TEST(ranks_that_differ_are_refused_by_name) {
+  static const char *const names[] = {"max_tokens", "reduce", "path", "hidden", "OPROJ_BIND"};
+  if (size == 1) return;
+  for (int field = 0; field < 5; field++) {
+    oproj_dims dims = dims_for_ranks(&data_tiny_v4);
+    oproj_config config = OPROJ_CONFIG_INIT;
+    config.backend = "ref";
+    config.split = split_for(&dims);
+    config.max_tokens = 64;
+    bool other = rank == size - 1;
+    if (field == 0 && other) config.max_tokens = 32;
+    if (field == 1 && other) config.reduce = OPROJ_REDUCE_VENDOR;
+    if (field == 2 && other) config.path = OPROJ_PATH_REFERENCE;
+    if (field == 3 && other) dims.hidden *= 2;
+    if (field == 4 && other) setenv("OPROJ_BIND", "0", 1);
+    oproj_status status = create_with(&dims, &config);
+    if (field == 4) unsetenv("OPROJ_BIND");
+    char words[64], begin[64];
+    snprintf(begin, sizeof begin, "%s must be the same on all ranks", names[field]);
+    snprintf(words, sizeof words, "on rank %d", size - 1);
+    int right = status == OPROJ_ERR_INVALID &&
+                strncmp(oproj_last_error(), begin, strlen(begin)) == 0 &&
+                strstr(oproj_last_error(), words);
+    ALL_ASSERT(right, "status %d: %s", (int)status, oproj_last_error());
+  }
+}
+END_TEST
+
 /* ---- from a checkpoint --------------------------------------------------------------------- */
 
 /* y of layer 0 on one rank alone, for the whole input that this rank's `io` is a part of. */
@@ -349,6 +387,7 @@ static Suite *ranks_suite(void) {
   tcase_add_test(tc, partials_are_left_alone_without_reduction);
   tcase_add_test(tc, bad_input_on_one_rank_is_refused_on_all);
   tcase_add_test(tc, illegal_sizes_are_refused_on_all);
+  tcase_add_test(tc, ranks_that_differ_are_refused_by_name);
   tcase_add_test(tc, checkpoints_load_by_shares);
   suite_add_tcase(suite, tc);
   return suite;

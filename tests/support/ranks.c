@@ -13,6 +13,13 @@ static oproj_status fake_broadcast(oproj_comm *comm, int32_t root, void *data, s
   return OPROJ_OK;
 }
 
+/* Everybody else says the same. */
+static oproj_status fake_gather(oproj_comm *comm, const void *mine, void *all, int32_t bytes) {
+  for (int32_t r = 0; r < comm->size; r++)
+    memcpy((char *)all + (size_t)r * (size_t)bytes, mine, (size_t)bytes);
+  return OPROJ_OK;
+}
+
 /* Everybody else has succeeded. */
 static oproj_status fake_min(oproj_comm *comm, int32_t mine, int32_t *out) {
   (void)comm;
@@ -33,6 +40,7 @@ static void fake_destroy(oproj_comm *comm) {
 
 static const oproj_comm_ops fake_ops = {.name = "fake",
                                         .broadcast = fake_broadcast,
+                                        .gather = fake_gather,
                                         .min_i32 = fake_min,
                                         .reduce = fake_reduce,
                                         .destroy = fake_destroy};

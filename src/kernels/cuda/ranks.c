@@ -25,6 +25,10 @@ oproj_status oproj_kernels_cuda_device(int32_t ordinal, oproj_kernels_device *ou
   *out = (oproj_kernels_device){0};
   CUDA_TRY(cudaGetDeviceProperties(&properties, ordinal));
   CUDA_TRY(cudaDeviceGetPCIBusId(out->bus_id, sizeof out->bus_id, ordinal));
+  size_t used = (size_t)snprintf(out->uuid, sizeof out->uuid, "GPU-");
+  for (size_t i = 0; i < sizeof properties.uuid.bytes; i++)
+    used += (size_t)snprintf(out->uuid + used, sizeof out->uuid - used, "%02x",
+                             (unsigned char)properties.uuid.bytes[i]);
   snprintf(out->name, sizeof out->name, "%.120s", properties.name);
   out->capability = properties.major * 10 + properties.minor;
   out->bytes = properties.totalGlobalMem;

@@ -1,0 +1,200 @@
+"""Owns the proof that a job survives no rank that it has lost: it ends, soon, and says which.
+
+    python3 tests/integration/test_faults.py --oproj PATH/oproj --mpirun mpirun --fault PATH/fault.so
+                                             --workdir DIR [--all] [--table FILE]
+
+A cell is a fault (SIGKILL, SIGSTOP, exit(3), abort()) that strikes one rank in one phase of
+`oproj run` on n ranks; fault.so strikes it.  Each must end with a code that is not 0, within 15 s (a
+stopped rank: within the deadline and 15 s), with one sentence of oproj's that names the rank and
+the phase, and leave no process and no file.  Without --all a selection; --table writes what was
+measured.  Exit status 0 = all cells hold.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+DEADLINE_S = 3  # of the runs here
+LIMIT_S = 15
+KINDS = ("kill", "stop", "exit", "abort")
+# name: the call that is struck, in which one, and what the sentence calls the place
+PHASES = {
+    "start": ("MPI_Init_thread", 1, "start"),
+    "set-up": ("oproj_ctx_create", 1, "set-up"),
+    "load": ("oproj_layer_load", 1, "load of layers.0"),
+    "forward": ("oproj_forward", 1, "forward of layers.0"),
+    "later forward": ("oproj_forward", 3, "forward of layers.2"),
+    "shutdown": ("MPI_Finalize", 1, "shutdown"),
+}
+SELECTION = [("kill", "start", 2, 1), ("stop", "start", 2, 1), ("exit", "set-up", 2, 1),
+             ("stop", "set-up", 4, 3), ("abort", "load", 2, 0), ("kill", "load", 4, 2),
+             ("kill", "forward", 4, 3), ("kill", "forward", 2, 0), ("stop", "forward", 2, 1),
+             ("stop", "forward", 2, 0), ("exit", "later forward", 4, 0),
+             ("stop", "later forward", 4, 2), ("kill", "shutdown", 2, 1),
+             ("stop", "shutdown", 2, 0), ("exit", "shutdown", 2, 1)]
+
+
+def processes_of(mark):
+    """Processes, zombies apart, that carry the mark in their environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (path / "environ").read_bytes():
+                found.append(int(path.name))
+        except OSError:
+            pass
+    return found
+
+
+class Job:
+    """One run of the program under mpirun, in a process group and a TMPDIR of its own."""
+
+    def __init__(self, arguments, workdir):
+        self.mark = f"OPROJ_TEST_MARK={uuid.uuid4().hex}"
+        # Short: Open MPI puts sockets there, whose names must not exceed 100 bytes.
+        self.scratch = Path(f"/tmp/of{self.mark[-8:]}")
+        self.workdir, self.arguments = workdir, arguments
+
+    def environment(self):
+        name, value = self.mark.split("=")
+        return os.environ | {
+            name: value, "TMPDIR": str(self.scratch), "OPROJ_DEADLINE": str(DEADLINE_S),
+            "OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
+
+    def run(self, ranks, fault=None, signal_after=None):
+        """(code, seconds, stderr, faults found in what was left behind)"""
+        self.scratch.mkdir()
+        command = [self.arguments.mpirun, "-n", str(ranks)]
+        for name, value in (fault or {}).items():
+            command += ["-x", f"{name}={value}"]
+        output = self.workdir / "y.safetensors"
+        command += [self.arguments.oproj, "run", str(self.workdir / "tiny"), "--tokens", "4",
+                    "--output", str(output)]
+        begin = time.monotonic()
+        process = subprocess.Popen(command, env=self.environment(), stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True, start_new_session=True,
+                                   errors="replace")
+        try:
+            if signal_after:
+                number, delay = signal_after
+                time.sleep(delay)
+                process.send_signal(number)
+            stderr = process.communicate(timeout=DEADLINE_S + LIMIT_S + 5)[1]
+            seconds = time.monotonic() - begin
+            return process.returncode, seconds, stderr, self.left_behind(output)
+        except subprocess.TimeoutExpired:
+            for pid in processes_of(self.mark):
+                os.kill(pid, signal.SIGKILL)
+            stderr = process.communicate()[1]
+            return None, time.monotonic() - begin, stderr, ["it had to be killed"]
+        finally:
+            output.unlink(missing_ok=True)
+            shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def left_behind(self, output):
+        wrong = []
+        until = time.monotonic() + 1
+        while processes_of(self.mark) and time.monotonic() < until:
+            time.sleep(0.05)
+        for pid in processes_of(self.mark):
+            wrong.append(f"process {pid} is left")
+            os.kill(pid, signal.SIGKILL)
+        files = [str(path) for path in self.scratch.rglob("*")]
+        # A core that abort() asked for is the system's to place.
+        wrong += [f"{path} is left" for path in files if not re.match(r".*/core(\.\d+)?$", path)]
+        beside = [path.name for path in self.workdir.iterdir()
+                  if path.name not in ("tiny", output.name) and not path.name.startswith("core")]
+        return wrong + [f"{name} is left in the work folder" for name in beside]
+
+
+def sentences(stderr):
+    return [line for line in stderr.splitlines() if line.startswith("oproj")]
+
+
+def check_cell(arguments, workdir, kind, phase, ranks, victim):
+    call, count, place = PHASES[phase]
+    fault = {"LD_PRELOAD": str(arguments.fault), "FAULT_RANK": victim, "FAULT_KIND": kind,
+             "FAULT_CALL": call, "FAULT_COUNT": count}
+    code, seconds, stderr, wrong = Job(arguments, workdir).run(ranks, fault)
+    said = sentences(stderr)
+    limit = LIMIT_S + (DEADLINE_S if kind == "stop" else 0)
+    if code == 0:
+        wrong.append("the job ended with 0")
+    if seconds > limit:
+        wrong.append(f"it took {seconds:.1f} s, more than {limit}")
+    if len(said) != 1:
+        wrong.append(f"{len(said)} sentences: {said}")
+    elif f"rank {victim} " not in said[0] or place not in said[0]:
+        wrong.append(f"the sentence does not name rank {victim} and {place}: {said[0]}")
+    return code, seconds, said[0] if said else "", wrong
+
+
+def check_signal(arguments, workdir, number, delay):
+    code, seconds, stderr, wrong = Job(arguments, workdir).run(
+        2, {"LD_PRELOAD": str(arguments.fault), "FAULT_RANK": 1, "FAULT_KIND": "30",
+            "FAULT_CALL": "oproj_forward"} | {"OPROJ_DEADLINE": "60"}, (number, delay))
+    said = sentences(stderr)
+    if code == 0:
+        wrong.append("the job ended with 0")
+    if seconds > delay + 5:
+        wrong.append(f"it took {seconds - delay:.1f} s after the signal")
+    if said != ["oproj: interrupted"]:
+        wrong.append(f"it said {said}")
+    return code, seconds, said[0] if said else "", wrong
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--oproj", required=True, type=Path)
+    parser.add_argument("--mpirun", default="mpirun")
+    parser.add_argument("--fault", required=True, type=Path)
+    parser.add_argument("--workdir", required=True, type=Path)
+    parser.add_argument("--all", action="store_true")
+    parser.add_argument("--table", type=Path)
+    arguments = parser.parse_args()
+    workdir = arguments.workdir.absolute()
+    shutil.rmtree(workdir, ignore_errors=True)
+    workdir.mkdir(parents=True)
+    subprocess.run([arguments.oproj, "synth", "--model", "v4-flash", "--layers", "3", "--mtp", "0",
+                    "--out", workdir / "tiny"], check=True, stdout=subprocess.DEVNULL)
+
+    cells = SELECTION
+    if arguments.all:
+        cells = [(kind, phase, n, victim) for phase in PHASES for kind in KINDS for n in (2, 4, 8)
+                 for victim in (0, n - 1)]
+    failed = 0
+    rows = ["| phase | fault | n | rank | code | s | sentence |", "|---|---|---|---|---|---|---|"]
+    code, seconds, stderr, wrong = Job(arguments, workdir).run(2)
+    if code != 0 or wrong:
+        print(f"FAIL a run without fault: code {code}, {wrong}, {stderr}")
+        failed += 1
+    for kind, phase, n, victim in cells:
+        code, seconds, said, wrong = check_cell(arguments, workdir, kind, phase, n, victim)
+        failed += bool(wrong)
+        rows.append(f"| {phase} | {kind} | {n} | {victim} | {code} | {seconds:.1f} | {said} |")
+        print(f"{'FAIL' if wrong else 'ok  '} {kind:5} {phase:13} n={n} rank {victim}: "
+              f"code {code}, {seconds:.1f} s: {said}", flush=True)
+        for sentence in wrong:
+            print(f"     {sentence}")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        code, seconds, said, wrong = check_signal(arguments, workdir, number, 2.0)
+        failed += bool(wrong)
+        print(f"{'FAIL' if wrong else 'ok  '} {number.name} to mpirun: code {code}, "
+              f"{seconds - 2.0:.1f} s after it: {said} {wrong or ''}", flush=True)
+    if arguments.table:
+        arguments.table.write_text("\n".join(rows) + "\n")
+    print(f"{failed} of {len(cells) + 3} failed")
+    shutil.rmtree(workdir, ignore_errors=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+/* fault.c - preloaded into ranks of oproj: strikes one of them down, or pauses it, inside a call.
+ *
+ *   FAULT_RANK   the victim, as Open MPI's mpirun numbers it
+ *   FAULT_KIND   kill | stop | exit | abort | SECONDS (a pause, which the process survives)
+ *   FAULT_CALL   the library's or MPI's call: MPI_Init_thread, oproj_ctx_create, oproj_layer_load,
+ *                oproj_forward, MPI_Finalize
+ *   FAULT_COUNT  in which of them, from 1 on
+ *
+ * Inside a call of oproj it strikes when that waits for other ranks the first time, so in the midst
+ * of it; a call of MPI it strikes before. */
+#include <dlfcn.h>
+#include <mpi.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "oproj/checkpoint.h"
+
+#define SHOWN __attribute__((visibility("default")))
+
+static bool armed;
+
+static void strike(void) {
+  const char *kind = getenv("FAULT_KIND");
+  armed = false;
+  if (!kind) return;
+  if (strcmp(kind, "kill") == 0) raise(SIGKILL);
+  if (strcmp(kind, "stop") == 0) raise(SIGSTOP);
+  if (strcmp(kind, "exit") == 0) exit(3);
+  if (strcmp(kind, "abort") == 0) abort();
+  usleep((useconds_t)(strtod(kind, NULL) * 1e6));
+}
+
+/* Whether this is the call to strike in. */
+static bool is_due(const char *call) {
+  static int calls;
+  const char *wanted = getenv("FAULT_CALL"), *victim = getenv("FAULT_RANK"),
+             *count = getenv("FAULT_COUNT"), *rank = getenv("OMPI_COMM_WORLD_RANK");
+  if (!wanted || !victim || !rank || strcmp(wanted, call) != 0 || strcmp(victim, rank) != 0)
+    return false;
+  return ++calls == (count ? atoi(count) : 1);
+}
+
+/* The call behind ours, as a pointer of its type. */
+#define REAL(type, name)                 \
+  type real;                             \
+  void *found_ = dlsym(RTLD_NEXT, name); \
+  memcpy(&real, &found_, sizeof real)
+
+typedef int (*init_fn)(int *, char ***, int, int *);
+typedef int (*finalize_fn)(void);
+typedef int (*test_fn)(MPI_Request *, int *, MPI_Status *);
+typedef oproj_status (*create_fn)(oproj_ctx **, oproj_comm *, const oproj_dims *,
+                                  const oproj_config *);
+typedef oproj_status (*load_fn)(oproj_layer **, oproj_ctx *, const oproj_checkpoint *, int32_t);
+typedef oproj_status (*forward_fn)(oproj_layer *, const oproj_io *, void *);
+
+SHOWN int MPI_Init_thread(int *argc, char ***argv, int wanted, int *provided) {
+  REAL(init_fn, "MPI_Init_thread");
+  if (is_due("MPI_Init_thread")) strike();
+  return real(argc, argv, wanted, provided);
+}
+
+SHOWN int MPI_Finalize(void) {
+  REAL(finalize_fn, "MPI_Finalize");
+  if (is_due("MPI_Finalize")) strike();
+  return real();
+}
+
+SHOWN int MPI_Test(MPI_Request *request, int *done, MPI_Status *status) {
+  static test_fn real;
+  if (!real) {
+    void *found = dlsym(RTLD_NEXT, "MPI_Test");
+    memcpy(&real, &found, sizeof real);
+  }
+  if (armed) strike();
+  return real(request, done, status);
+}
+
+SHOWN oproj_status oproj_ctx_create(oproj_ctx **out, oproj_comm *comm, const oproj_dims *dims,
+                                    const oproj_config *config) {
+  REAL(create_fn, "oproj_ctx_create");
+  armed = is_due("oproj_ctx_create");
+  return real(out, comm, dims, config);
+}
+
+SHOWN oproj_status oproj_layer_load(oproj_layer **out, oproj_ctx *ctx,
+                                    const oproj_checkpoint *checkpoint, int32_t layer) {
+  REAL(load_fn, "oproj_layer_load");
+  armed = is_due("oproj_layer_load");
+  return real(out, ctx, checkpoint, layer);
+}
+
+SHOWN oproj_status oproj_forward(oproj_layer *layer, const oproj_io *io, void *stream) {
+  REAL(forward_fn, "oproj_forward");
+  armed = is_due("oproj_forward");
+  return real(layer, io, stream);
+}
