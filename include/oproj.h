@@ -418,7 +418,8 @@ typedef struct oproj_path_query {
   int32_t has_adapter; /* an adapter needs the bf16 input beside the quantised one */
   int32_t own_out;     /* nonzero: WO_B is the caller's (oproj_layer_set_out) */
   oproj_path forced;   /* OPROJ_PATH_AUTO: none */
-  int32_t resident;    /* multiprocessors of the GPU; 0: as many as an H200 has */
+  int32_t resident;    /* whole-multiprocessor blocks that the GPU holds at once; 0: an H200's */
+  int32_t no_native;   /* nonzero: a probe found no machine code for the GPU in this build */
 } oproj_path_query;
 
 typedef struct oproj_path_choice {

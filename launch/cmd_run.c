@@ -15,6 +15,7 @@
 #include "report.h"
 #include "run_args.h"
 #include "run_check.h"
+#include "run_facts.h"
 #include "run_input.h"
 #include "run_load.h"
 #include "run_memory.h"
@@ -369,6 +370,8 @@ static oproj_status open_checkpoint(run *r) {
     status = oproj_comm_agree(comm, oproj_checkpoint_open(&r->checkpoint, r->args->dir));
   if (status != OPROJ_OK) return status;
   r->model = oproj_checkpoint_model(r->checkpoint);
+  status = run_facts_compare(comm, r->checkpoint, r->args->dir, r->args->input);
+  if (status != OPROJ_OK) return status;
   return oproj_comm_agree(comm, check_plan(r));
 }
 

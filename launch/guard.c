@@ -17,12 +17,15 @@ enum {
   TICK_MS = 20,
   INTERRUPTED_MS = 30000, /* for the work to come to where it stops */
   ASLEEP_MS = 1500,       /* between ticks: no busy machine makes it that long */
-  GRACE_MS = 800, /* for the main thread to release what it holds; launchers kill after 1 s */
-  OTHERS_SPEAK_MS = 1000 /* a rank that leaves takes the others with it, the speaker too */
+  GRACE_MS = 800,  /* for the main thread to release what it holds; launchers kill after 1 s */
+  LOOK_MS = 1000,  /* for all ranks to look at each other before the first of them leaves */
+  OTHERS_MS = 5000 /* the launcher ends the others when the speaker has left; mpirun of Open MPI 4
+                         crashes where many leave at once */
 };
 
 static struct {
   int32_t rank, size;
+  int64_t tick_ms; /* the guard's own: when it last looked */
   pthread_mutex_t lock;
   const char *phase; /* NULL: none */
   double deadline;
@@ -98,7 +101,8 @@ static bool blame(sibling state, const char *before, const char *after) {
   if (count == 0) return false;
   snprintf(sentence, sizeof sentence, "%srank%s %s %s %s", before, count == 1 ? "" : "s", list,
            count == 1 ? "was" : "were", after);
-  if (guard.rank == speaker) guard_say(sentence);
+  guard.speaks = guard.rank == speaker;
+  if (guard.speaks) guard_say(sentence);
   guard_hush(); /* what the others make of this rank's end is not to be told */
   return true;
 }
@@ -109,7 +113,8 @@ static void end_late_phase(const char *phase, double deadline) {
   snprintf(before, sizeof before, "%s has not ended within %g s: ", phase, deadline);
   if (blame(SIBLING_STOPPED, before, "stopped")) return;
   strncat(before, "some rank has not come", sizeof before - strlen(before) - 1);
-  if (guard.rank == 0) guard_say(before);
+  guard.speaks = guard.rank == 0;
+  if (guard.speaks) guard_say(before);
   guard_hush();
 }
 
@@ -121,8 +126,7 @@ static void check_phase(void) {
   if (!phase || deadline <= 0 || late < deadline) return;
   if (!guard.late) end_late_phase(phase, deadline);
   guard.late = true;
-  /* Not before the others have seen the same. */
-  if (late > deadline + OTHERS_SPEAK_MS * 1e-3) leave();
+  if (late > deadline + (guard.speaks ? LOOK_MS : OTHERS_MS) * 1e-3) leave();
 }
 
 static void check_loss(void) {
@@ -130,7 +134,7 @@ static void check_loss(void) {
   if (lost == 0) return;
   int64_t since = milliseconds() - lost;
   bool ready = atomic_load(&guard.parked) || since > GRACE_MS;
-  if (guard.speaks ? ready : since > OTHERS_SPEAK_MS) leave();
+  if (guard.speaks ? ready : since > OTHERS_MS) leave();
 }
 
 /* Launchers end all ranks with a signal, too, when one has died: that is then the better reason,
@@ -152,23 +156,23 @@ static void check_interrupt(int64_t *since_ms) {
 }
 
 /* A process that was stopped itself has no say in who was late meanwhile, and time begins anew. */
-static void notice_sleep(int64_t *tick_ms) {
+static void notice_sleep(void) {
   int64_t now = milliseconds();
-  if (now - *tick_ms > ASLEEP_MS) {
+  if (now - guard.tick_ms > ASLEEP_MS) {
     guard.slept = true;
     pthread_mutex_lock(&guard.lock);
     guard.begun_ms = now;
     pthread_mutex_unlock(&guard.lock);
   }
-  *tick_ms = now;
+  guard.tick_ms = now;
 }
 
 static void *stand_guard(void *unused) {
   (void)unused;
-  int64_t interrupted_ms = 0, tick_ms = milliseconds();
+  int64_t interrupted_ms = 0;
   for (;;) {
     nanosleep(&(struct timespec){.tv_nsec = TICK_MS * 1000000}, NULL);
-    notice_sleep(&tick_ms);
+    notice_sleep();
     check_loss();
     check_phase();
     check_interrupt(&interrupted_ms);
@@ -181,6 +185,7 @@ bool guard_start(int32_t rank, int32_t size) {
   sigset_t all, before;
   guard.rank = rank;
   guard.size = size;
+  guard.tick_ms = milliseconds();
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   int error = pthread_create(&thread, NULL, stand_guard, NULL);

@@ -17,9 +17,6 @@ typedef struct oproj_kernels_weights oproj_kernels_weights; /* one layer's weigh
 /* From here cuBLASLt's products are faster than our own (H200, bench/baselines). */
 enum { OPROJ_KERNELS_LIBRARY_TOKENS = 768 };
 
-/* Up to here one launch is faster than three (the same). */
-enum { OPROJ_KERNELS_DECODE_TOKENS = 8 };
-
 /* What one rank computes. */
 typedef struct oproj_kernels_config {
   oproj_dims dims;
@@ -54,6 +51,20 @@ typedef struct oproj_kernels_out {
   void *user;
   oproj_scale_layout layout;
 } oproj_kernels_out;
+
+/* Sums over ranks of one host whose devices write to one another's memory (cuda/push.cu). */
+enum { OPROJ_KERNELS_PUSH_RANKS = 16 };
+
+typedef struct oproj_kernels_handle { /* of a mailbox, for another process of this host */
+  char bytes[64];
+} oproj_kernels_handle;
+
+typedef struct oproj_kernels_push {
+  int32_t size, rank;
+  int64_t capacity;                          /* elements of the largest sum */
+  void *mailboxes[OPROJ_KERNELS_PUSH_RANKS]; /* by rank: this rank's own and the opened ones */
+  int64_t patience_ms; /* for another rank's part; then the sum is NaN and later calls fail */
+} oproj_kernels_push;
 
 /* Every entry that takes a stream enqueues there and returns, or (ref) has finished on return.
  * Data pointers are the backend's memory; matrices and adapters are host memory. */
@@ -112,14 +123,34 @@ typedef struct oproj_kernels_ops {
   oproj_status (*sum_ranks)(oproj_kernels *kernels, const uint16_t *parts, int32_t n, int64_t count,
                             uint16_t *out, void *stream);
 
+  /* Memory that other processes of this host may open and write to, zeroed.  mailbox_bytes says how
+   * much a sum over `size` ranks of up to `capacity` elements needs.  NULL, all six, where there is
+   * no such memory. */
+  size_t (*mailbox_bytes)(int32_t size, int64_t capacity);
+  oproj_status (*mailbox_create)(oproj_kernels *kernels, size_t bytes, void **out,
+                                 oproj_kernels_handle *handle);
+  void (*mailbox_destroy)(oproj_kernels *kernels, void *mailbox); /* NULL is allowed */
+  oproj_status (*mailbox_open)(oproj_kernels *kernels, const oproj_kernels_handle *handle,
+                               void **out);
+  void (*mailbox_close)(oproj_kernels *kernels, void *mailbox); /* NULL is allowed */
+
+  /* As sum_ranks, the parts being every rank's `partial`, each pushed to all mailboxes.  All ranks
+   * must call it in the same order with the same count.  out may be partial.  A rank that does not
+   * is reported as ERR_COMM by a later call on this context, as bad positions are. */
+  oproj_status (*sum_pushed)(oproj_kernels *kernels, const oproj_kernels_push *push, int64_t count,
+                             const uint16_t *partial, uint16_t *out, void *stream);
+
   /* Makes bf16 [count] NaN: the share of a rank that could not compute it. */
   oproj_status (*make_nan)(oproj_kernels *kernels, uint16_t *values, int64_t count, void *stream);
 
   /* Nonzero when buffers are host memory and every call has finished on return. */
   int host;
 
-  /* The compute capability that oproj_path_choose asks for; 0 on the host. */
+  /* The compute capability; 0 on the host. */
   int32_t (*capability)(const oproj_kernels *kernels);
+
+  /* Fills in what oproj_path_choose asks of the device: sm, resident, no_native. */
+  void (*describe)(const oproj_kernels *kernels, oproj_path_query *query);
 } oproj_kernels_ops;
 
 extern const oproj_kernels_ops oproj_kernels_ref;
@@ -149,6 +180,29 @@ oproj_status oproj_kernels_cuda_use(int32_t ordinal);
 /* "CUDA runtime 13.0, driver 13.0, cuBLASLt 13.1.0" into text, cut to `bytes`; returns text.  "no
  * CUDA" in builds without it. */
 const char *oproj_kernels_cuda_versions(char *text, size_t bytes);
+
+/* ---- the kernel that takes a few tokens through the whole chain in one launch ---------------- */
+
+enum {
+  OPROJ_KERNELS_DECODE_TOKENS = 16,  /* most tokens of a launch */
+  OPROJ_KERNELS_DECODE_SPLIT = 16,   /* most blocks that share a tile of WO_A */
+  OPROJ_KERNELS_DECODE_OUT_ROWS = 64 /* most rows of WO_B of a block: an instruction's */
+};
+
+/* Who does what in it (decode.c). */
+typedef struct oproj_kernels_decode {
+  int32_t blocks;            /* all of them must be resident at once */
+  int32_t tiles;             /* WO_A: of 128 rows */
+  int32_t split, log2_split; /* blocks that share a tile's K */
+  int32_t out_rows;          /* WO_B: rows of a block, a multiple of 8 */
+  int32_t window; /* slots of weights, 16 KB each, that a block has on their way at a time */
+  int32_t tokens; /* up to so many it is faster than a launch for each stage */
+} oproj_kernels_decode;
+
+/* For a rank that holds `groups`, on a device that holds `resident` such blocks at once.  NULL, or
+ * why the kernel cannot serve (out is then all zero); static storage. */
+const char *oproj_kernels_decode_shape(const oproj_dims *dims, int32_t groups, int32_t resident,
+                                       oproj_kernels_decode *out);
 
 /* ---- choice --------------------------------------------------------------------------------- */
 

@@ -2,7 +2,6 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "kernels/decode_shape.h"
 #include "kernels/kernels.h"
 
 oproj_status oproj_kernels_find(const char *name, const oproj_kernels_ops **out) {
@@ -42,9 +41,18 @@ static int32_t group_cols(const oproj_dims *d) {
   return d->heads / d->groups * d->head_dim;
 }
 
+static const char *why_not_sm90(const oproj_path_query *q) {
+  if (q->sm != 90)
+    return "the FP8 kernels of this version are SM90's; here codes are widened first, which is "
+           "slower";
+  if (q->no_native) return "this build has no machine code for this GPU";
+  return NULL;
+}
+
 /* Why SM90's own kernels cannot serve, or NULL. */
 static const char *why_not_grouped(const oproj_path_query *q) {
-  if (q->sm != 90) return "the FP8 kernels of this version are SM90's";
+  const char *why = why_not_sm90(q);
+  if (why) return why;
   if (q->wo_a != OPROJ_DTYPE_E4M3) return "WO_A is bf16";
   if (q->wo_b != OPROJ_DTYPE_E4M3 && !q->own_out) return "WO_B is bf16";
   if (q->dims.lora_rank % 128 != 0) return "o_lora_rank is no multiple of 128";
@@ -63,15 +71,20 @@ static const char *why_not_fused(const oproj_path_query *q) {
   return NULL;
 }
 
-static const char *why_not_decode(const oproj_path_query *q) {
-  oproj_decode_shape shape;
-  if (q->sm != 90) return "the FP8 kernels of this version are SM90's";
+/* fastest: not only whether it can. */
+static const char *why_not_decode(const oproj_path_query *q, int fastest) {
+  oproj_kernels_decode shape;
+  const char *why = why_not_sm90(q);
+  if (why) return why;
   if (q->own_out) return "WO_B is the caller's";
   if (q->wo_a != OPROJ_DTYPE_E4M3 || q->wo_b != OPROJ_DTYPE_E4M3) return "a weight is bf16";
   if (q->has_adapter) return "an adapter needs the bf16 input";
-  if (q->tokens > OPROJ_DECODE_TOKENS) return "more than 16 tokens";
-  return oproj_kernels_decode_shape(&q->dims, q->groups,
-                                    q->resident > 0 ? q->resident : USUAL_RESIDENT, &shape);
+  if (q->tokens > OPROJ_KERNELS_DECODE_TOKENS) return "more than 16 tokens";
+  why = oproj_kernels_decode_shape(&q->dims, q->groups,
+                                   q->resident > 0 ? q->resident : USUAL_RESIDENT, &shape);
+  if (!why && fastest && q->tokens > shape.tokens)
+    why = "so many tokens of so large a share are faster stage by stage";
+  return why;
 }
 
 static const char *why_not_library(const oproj_path_query *q) {
@@ -92,25 +105,22 @@ static oproj_path_choice describe(oproj_path path, const char *reason) {
   static const struct {
     const char *name;
     int32_t exact;
-  } words[] = {[OPROJ_PATH_REFERENCE] = {"reference", 1},
-               [OPROJ_PATH_PORTABLE] = {"portable", 1},
-               [OPROJ_PATH_GROUPED] = {"grouped-fast", 0},
-               [OPROJ_PATH_FUSED] = {"fused-fast", 0},
-               [OPROJ_PATH_LIBRARY] = {"library-fast", 0},
-               [OPROJ_PATH_DECODE] = {"decode-fast", 0}};
+  } words[] = {
+      [OPROJ_PATH_REFERENCE] = {"reference", 1},  [OPROJ_PATH_PORTABLE] = {"portable", 1},
+      [OPROJ_PATH_GROUPED] = {"grouped-fast", 0}, [OPROJ_PATH_FUSED] = {"fused-fast", 0},
+      [OPROJ_PATH_LIBRARY] = {"library-fast", 0}, [OPROJ_PATH_DECODE] = {"decode-fast", 0}};
   return (oproj_path_choice){path, words[path].name, reason, words[path].exact};
 }
 
 static oproj_path_choice choose_fastest(const oproj_path_query *q) {
-  if (q->tokens <= OPROJ_KERNELS_DECODE_TOKENS && !why_not_decode(q))
+  if (!why_not_decode(q, 1))
     return describe(OPROJ_PATH_DECODE, "few tokens: the whole chain in one launch");
   if (!why_not_library(q)) return describe(OPROJ_PATH_LIBRARY, "a large batch of V4: cuBLASLt");
   const char *why = why_not_grouped(q);
   if (why) return describe(OPROJ_PATH_PORTABLE, why);
   if (why_not_fused(q)) return describe(OPROJ_PATH_GROUPED, why_not_library(q));
-  return describe(
-      OPROJ_PATH_GROUPED,
-      "few tokens; a quantiser of its own measures faster than the fused one on an H200");
+  return describe(OPROJ_PATH_GROUPED,
+                  "a quantiser of its own measures faster than the fused one on an H200");
 }
 
 static oproj_status choose_forced(const oproj_path_query *q, oproj_path_choice *out) {
@@ -126,7 +136,7 @@ static oproj_status choose_forced(const oproj_path_query *q, oproj_path_choice *
       why = why_not_library(q);
       break;
     case OPROJ_PATH_DECODE:
-      why = why_not_decode(q);
+      why = why_not_decode(q, 0);
       break;
     case OPROJ_PATH_REFERENCE:
       why = "a GPU was chosen";
@@ -147,8 +157,8 @@ oproj_status oproj_path_choose(const oproj_path_query *query, oproj_path_choice 
           query->tokens);
   REQUIRE(query->dims.groups > 0 && query->dims.heads > 0, OPROJ_ERR_INVALID,
           "dims must be filled in");
-  REQUIRE(query->forced >= OPROJ_PATH_AUTO && query->forced <= OPROJ_PATH_DECODE,
-          OPROJ_ERR_INVALID, "forced is %d; it is no oproj_path", (int)query->forced);
+  REQUIRE(query->forced >= OPROJ_PATH_AUTO && query->forced <= OPROJ_PATH_DECODE, OPROJ_ERR_INVALID,
+          "forced is %d; it is no oproj_path", (int)query->forced);
   if (query->sm == 0) {
     REQUIRE(query->forced == OPROJ_PATH_AUTO || query->forced == OPROJ_PATH_REFERENCE,
             OPROJ_ERR_UNSUPPORTED, "the forced path needs a GPU");

@@ -75,6 +75,11 @@ static oproj_status allocate_partial(oproj_ctx *ctx) {
 }
 
 static oproj_status allocate(oproj_ctx *ctx, const oproj_config *config) {
+  /* Before anything starts threads.  A rank with a GPU goes on to the CPUs near that. */
+  if (ctx->ops->host)
+    oproj_place_unbind(ctx->comm->local_rank, ctx->comm->local_size);
+  else
+    oproj_place_unbind(0, 1);
   oproj_kernels_config kernels = {.dims = ctx->dims,
                                   .groups = ctx->shard.group_end - ctx->shard.group_begin,
                                   .device = -1,

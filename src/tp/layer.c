@@ -115,8 +115,7 @@ oproj_status oproj_layer_set_out(oproj_layer *layer, oproj_out_fn fn, void *user
 oproj_status oproj_layer_path(const oproj_layer *layer, int32_t tokens, oproj_path_choice *out) {
   REQUIRE(layer, OPROJ_ERR_INVALID, "layer must not be NULL");
   const oproj_ctx *ctx = layer->ctx;
-  oproj_path_query query = {.sm = ctx->ops->capability(ctx->kernels),
-                            .tokens = tokens,
+  oproj_path_query query = {.tokens = tokens,
                             .dims = ctx->dims,
                             .groups = ctx->shard.group_end - ctx->shard.group_begin,
                             .wo_a = layer->wo_a,
@@ -124,6 +123,7 @@ oproj_status oproj_layer_path(const oproj_layer *layer, int32_t tokens, oproj_pa
                             .has_adapter = layer->has_adapter,
                             .own_out = layer->out.fn != NULL,
                             .forced = ctx->path};
+  ctx->ops->describe(ctx->kernels, &query);
   return oproj_path_choose(&query, out);
 }
 

@@ -81,6 +81,57 @@ out:
   return status;
 }
 
+/* ---- Open MPI's default --------------------------------------------------------------------- */
+
+int oproj_place_share(hwloc_topology_t topology, hwloc_const_bitmap_t bound, int32_t local_rank,
+                      int32_t local_ranks, hwloc_bitmap_t out) {
+  int cores = hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_CORE), holder = -1;
+  for (int i = 0; i < cores && holder < 0; i++) {
+    hwloc_obj_t core = hwloc_get_obj_by_type(topology, HWLOC_OBJ_CORE, (unsigned)i);
+    if (hwloc_bitmap_isincluded(bound, core->cpuset)) holder = i;
+  }
+  if (holder < 0 || cores < 2 * local_ranks) return 0;
+  hwloc_bitmap_zero(out);
+  for (int i = cores * local_rank / local_ranks; i < cores * (local_rank + 1) / local_ranks; i++)
+    hwloc_bitmap_or(out, out, hwloc_get_obj_by_type(topology, HWLOC_OBJ_CORE, (unsigned)i)->cpuset);
+  return 1;
+}
+
+/* A binding that was asked for has a policy. */
+static int bound_by_default(void) {
+  return getenv("OMPI_MCA_orte_bound_at_launch") && !getenv("OMPI_MCA_hwloc_base_binding_policy");
+}
+
+static int may_bind(void) {
+  const char *wanted = getenv("OPROJ_BIND");
+  return !wanted || strcmp(wanted, "0") != 0;
+}
+
+static void take_share(hwloc_topology_t topology, int32_t local_rank, int32_t local_ranks,
+                       hwloc_bitmap_t bound, hwloc_bitmap_t share) {
+  char cpus[256];
+  if (hwloc_get_cpubind(topology, bound, HWLOC_CPUBIND_PROCESS) != 0) return;
+  if (!oproj_place_share(topology, bound, local_rank, local_ranks, share)) return;
+  hwloc_bitmap_list_snprintf(cpus, sizeof cpus, share);
+  if (hwloc_set_cpubind(topology, share, HWLOC_CPUBIND_PROCESS) != 0)
+    oproj_base_log(OPROJ_LOG_WARN,
+                   "mpirun has bound this rank to one core; --bind-to none frees it");
+  else
+    oproj_base_log(OPROJ_LOG_INFO,
+                   "bound to cpus %s, no longer to the one core of mpirun's default", cpus);
+}
+
+void oproj_place_unbind(int32_t local_rank, int32_t local_ranks) {
+  if (!bound_by_default() || !may_bind()) return;
+  hwloc_topology_t topology = load_topology();
+  if (!topology) return;
+  hwloc_bitmap_t bound = hwloc_bitmap_alloc(), share = hwloc_bitmap_alloc();
+  if (bound && share) take_share(topology, local_rank, local_ranks, bound, share);
+  hwloc_bitmap_free(share);
+  hwloc_bitmap_free(bound);
+  hwloc_topology_destroy(topology);
+}
+
 /* ---- GPUs ----------------------------------------------------------------------------------- */
 
 int32_t oproj_place_device(int32_t local_rank, int32_t count) {
@@ -135,8 +186,7 @@ static void bind_near(hwloc_topology_t topology, const char *bus_id, hwloc_bitma
 }
 
 void oproj_place_bind(const char *bus_id) {
-  const char *wanted = getenv("OPROJ_BIND");
-  if (wanted && strcmp(wanted, "0") == 0) return;
+  if (!may_bind()) return;
   hwloc_topology_t topology = load_topology();
   if (!topology) return;
   hwloc_bitmap_t bound = hwloc_bitmap_alloc(), near = hwloc_bitmap_alloc();

@@ -17,6 +17,11 @@ int32_t oproj_place_threads(int32_t local_ranks);
  * CPUs, because a team of thousands ends the process. */
 int32_t oproj_place_team(void);
 
+/* Open MPI binds each rank to one core when a job has one or two, which nobody asked for.  Such a
+ * rank is bound to its share of the machine instead, before it starts threads: to be called with
+ * its place among the ranks of this host (0 of 1: the whole machine).  OPROJ_BIND=0 forbids it. */
+void oproj_place_unbind(int32_t local_rank, int32_t local_ranks);
+
 /* ---- GPUs ----------------------------------------------------------------------------------- */
 
 /* The GPU of a host's rank `local_rank`: one each, in order, while there are enough; else round
@@ -39,6 +44,12 @@ int32_t oproj_place_node(const char *bus_id);
  * place is unknown, none of its CPUs are in `bound`, or `bound` is narrower already. */
 int oproj_place_near(hwloc_topology_t topology, const char *bus_id, hwloc_const_bitmap_t bound,
                      hwloc_bitmap_t out);
+
+/* The CPUs that one of `local_ranks` should have which is bound to a single core: an equal run of
+ * the machine's cores.  False, with `out` undefined, where it is bound otherwise, or where there
+ * are not two cores for each rank. */
+int oproj_place_share(hwloc_topology_t topology, hwloc_const_bitmap_t bound, int32_t local_rank,
+                      int32_t local_ranks, hwloc_bitmap_t out);
 
 /* The one NUMA node that is local to the device, or -1. */
 int32_t oproj_place_node_in(hwloc_topology_t topology, const char *bus_id);

@@ -292,6 +292,7 @@ START_TEST(quantised_z_in_every_layout) {
   data_layer data = make(&run_recipes[_i], false, 770);
   chain c = evaluate(&data);
   for (int p = 0; p < RUN_PATHS; p++) {
+    if (run_paths[p].path == OPROJ_PATH_DECODE) continue; /* WO_B is part of it */
     if (!run_serves(&run_paths[p], &data.dims, run_paths[p].least)) continue;
     run r = run_open("cuda", run_paths[p].path, data.tokens, &data, 1);
     batch b = batch_open(&r, &data, 0, data.tokens, 8);

@@ -688,6 +688,36 @@ def mixed_ranks_case(bench):
     return f"{len(cases)} mixtures"
 
 
+def different_ranks_case(bench):
+    """One path that names another checkpoint on the last rank, or another environment there."""
+    rooms = {}
+    for name, options in (("here", ["--seed", 1]), ("seed", ["--seed", 2]),
+                          ("names", ["--seed", 1, "--names", "hf"]),
+                          ("layers", ["--seed", 1, "--layers", 2])):
+        rooms[name] = bench.path(name)
+        rooms[name].mkdir()
+        bench.program.succeed("synth", "--model", "tiny", "--mtp", 0, *options, "--out",
+                              rooms[name] / "ck")
+    cases = (("seed", [], "the checkpoint's tensors must be the same"),
+             ("names", [], "the checkpoint's tensors must be the same"),
+             ("layers", [], "the number of layers must be the same"),
+             ("here", ["env", "OPROJ_BIND=0"], "OPROJ_BIND must be the same"),
+             ("here", ["env", "NCCL_ALGO=Ring"], "NCCL_ALGO must be the same"),
+             ("here", ["env", "OPROJ_DEADLINE=7"], "OPROJ_DEADLINE must be the same"))
+    run = bench.program.command(["run", "ck", "--tokens", "3", "--uneven"])
+    for name, before, words in cases:
+        command = ["mpirun", "-q", "--allow-run-as-root", "--oversubscribe", "-n", "2", "--wdir",
+                   str(rooms["here"]), *run, ":", "-n", "1", "--wdir", str(rooms[name]), *before,
+                   *run]
+        done = bench.program.execute(command, 10)
+        lines = own_lines(done.stderr)
+        expect(done.returncode == REFUSED and len(lines) == 1 and not done.stdout,
+               f"{name} {before}: exit {done.returncode}, {lines}, {done.stdout!r}")
+        for word in (words, "on ranks 0, 1", "on rank 2"):
+            expect(word in lines[0], f"{word} is not in {lines[0]}")
+    return f"{len(cases)} differences"
+
+
 def spare_ranks_case(bench):
     """Work of one process is done once, and its verdict is mpirun's."""
     path = bench.path("new")
@@ -709,6 +739,33 @@ def threads_case(bench):
                                environment={"OMP_NUM_THREADS": "100000"})
     expect(done.returncode == OK, f"exit {done.returncode}: {done.stderr}")
     return "100000"
+
+
+def dry_run_case(bench):
+    """The whole command and where ranks would be; nothing is run."""
+    script = bench.program.oproj_run
+    result = bench.program.execute([script, "--dry-run", "-n", "2", "run", "no such", "--check"])
+    lines = result.stdout.splitlines()
+    expect(result.returncode == OK, f"exit {result.returncode}: {result.stderr}")
+    command = lines[0]
+    expect("OPROJ_DEADLINE=" in command and "mpirun " in command, f"not the command: {command}")
+    expect(command.rstrip().endswith("oproj run 'no such' --check"), f"not the words: {command}")
+    expect([line.split()[:2] for line in lines[1:]] == [["rank", "0"], ["rank", "1"]],
+           f"not two ranks: {lines[1:]}")
+    expect(all("cpus " in line and "GPU" in line for line in lines[1:]), f"no map: {lines[1:]}")
+    return command
+
+
+def other_mpi_case(bench):
+    """Four processes of a launcher that is not this MPI's: each would be alone."""
+    said = []
+    for rank in (0, 1):
+        result = bench.program.start(["info"], environment={"PMI_RANK": str(rank),
+                                                            "PMI_SIZE": "4"})
+        expect(result.returncode == REFUSED, f"exit {result.returncode}: {result.stderr}")
+        said += own_lines(result.stderr)
+    expect(len(said) == 1 and "4 ranks (PMI_SIZE) but MPI finds 1" in said[0], f"said {said}")
+    return said[0]
 
 
 def oproj_run_case(bench):
@@ -1263,7 +1320,9 @@ def all_cases():
         yield f"target-{name}", "target", function
     for name, function in (("output", lost_output_case), ("stray-rank", stray_rank_case),
                            ("mixed", mixed_ranks_case), ("spare-ranks", spare_ranks_case),
+                           ("different-ranks", different_ranks_case),
                            ("threads", threads_case), ("oproj-run", oproj_run_case),
+                           ("dry-run", dry_run_case), ("other-mpi", other_mpi_case),
                            ("environment", environment_case), ("size", size_case)):
         yield f"start-{name}", "start", function
     for name, edit in NOT_FINITE.items():

@@ -1,4 +1,5 @@
 /* test_path.c - the choice of a path, by capability. */
+#include "kernels/kernels.h"
 #include "support/expect.h"
 
 static oproj_path_query flash_query(int32_t sm, int32_t tokens) {
@@ -25,7 +26,9 @@ static const struct {
                      {90, 0, 128, "decode-fast", "one launch"},
                      {90, 1, 128, "decode-fast", "one launch"},
                      {90, 8, 32, "decode-fast", "one launch"},
-                     {90, 32, 32, "grouped-fast", "few tokens"},
+                     {90, 8, 128, "decode-fast", "one launch"},
+                     {90, 9, 128, "grouped-fast", "a quantiser of its own"},
+                     {90, 32, 32, "grouped-fast", "a quantiser of its own"},
                      {90, 33, 128, "grouped-fast", "fewer than 768 tokens"},
                      {90, 767, 128, "grouped-fast", "fewer than 768 tokens"},
                      {90, 768, 128, "library-fast", "cuBLASLt"},
@@ -111,6 +114,11 @@ START_TEST(forced_paths) {
   ck_assert_int_eq(choice.path, OPROJ_PATH_PORTABLE);
   query.sm = 0;
   EXPECT_FAIL(oproj_path_choose(&query, &choice), OPROJ_ERR_UNSUPPORTED, "needs a GPU");
+  query = flash_query(90, 1);
+  query.no_native = 1;
+  EXPECT_OK(oproj_path_choose(&query, &choice));
+  ck_assert_str_eq(choice.name, "portable");
+  ck_assert_str_eq(choice.reason, "this build has no machine code for this GPU");
 }
 END_TEST
 
@@ -145,6 +153,74 @@ START_TEST(forced_by_capability) {
 }
 END_TEST
 
+/* The shares of released models on an H200, as the decode kernel deals them out. */
+static const struct {
+  int32_t hidden, groups; /* held */
+  int32_t blocks, tiles, split, out_rows, window, tokens;
+} shares[] = {{7168, 16, 128, 128, 1, 56, 4, 4}, {7168, 8, 128, 64, 2, 56, 3, 8},
+              {7168, 4, 128, 32, 4, 56, 3, 16},  {7168, 2, 128, 16, 8, 56, 2, 16},
+              {7168, 1, 128, 8, 16, 56, 2, 16},  {4096, 8, 128, 64, 2, 32, 3, 8},
+              {4096, 4, 128, 32, 4, 32, 3, 16},  {4096, 2, 128, 16, 8, 32, 2, 16},
+              {4096, 1, 128, 8, 16, 32, 2, 16},  {5120, 8, 128, 64, 2, 40, 3, 8},
+              {5120, 1, 128, 8, 16, 40, 2, 16}};
+
+START_TEST(decode_shares) {
+  for (size_t i = 0; i < sizeof shares / sizeof shares[0]; i++) {
+    oproj_dims dims = {shares[i].hidden, 128, 512, 64, 16, 1024, 128};
+    oproj_kernels_decode found;
+    ck_assert_ptr_null(oproj_kernels_decode_shape(&dims, shares[i].groups, 132, &found));
+    ck_assert_int_eq(found.blocks, shares[i].blocks);
+    ck_assert_int_eq(found.tiles, shares[i].tiles);
+    ck_assert_int_eq(found.split, shares[i].split);
+    ck_assert_int_eq(1 << found.log2_split, found.split);
+    ck_assert_int_eq(found.out_rows, shares[i].out_rows);
+    ck_assert_int_eq(found.window, shares[i].window);
+    ck_assert_int_eq(found.tokens, shares[i].tokens);
+  }
+}
+END_TEST
+
+/* Whatever it deals out covers all rows and all of K, with no more blocks than there are. */
+START_TEST(decode_covers_everything) {
+  for (int32_t resident = 1; resident <= 160; resident++)
+    for (int32_t groups = 1; groups <= 16; groups++)
+      for (int32_t hidden = 8; hidden <= 8192; hidden += 1016) {
+        oproj_dims dims = {hidden, 64, 512, 64, 16, 512, 32};
+        oproj_kernels_decode s;
+        if (oproj_kernels_decode_shape(&dims, groups, resident, &s)) {
+          ck_assert_int_eq(s.blocks, 0);
+          continue;
+        }
+        ck_assert_int_le(s.blocks, resident);
+        ck_assert_int_le(s.tiles * s.split, s.blocks);
+        ck_assert_int_eq(s.tiles * 128, groups * 512);
+        ck_assert_int_eq(4 * 512 % (s.split * 256), 0);
+        ck_assert_int_ge(s.blocks * s.out_rows, hidden);
+        ck_assert_int_eq(s.out_rows % 8, 0);
+        ck_assert_int_le(s.out_rows, 64);
+      }
+}
+END_TEST
+
+START_TEST(decode_refusals) {
+  oproj_kernels_decode found;
+#define REFUSED(change, groups, resident, words)                                              \
+  do {                                                                                        \
+    oproj_dims dims = {7168, 128, 512, 64, 16, 1024, 128};                                    \
+    change;                                                                                   \
+    const char *why = oproj_kernels_decode_shape(&dims, groups, resident, &found);            \
+    ck_assert_msg(why &&strstr(why, words), "%s does not say %s", why ? why : "NULL", words); \
+  } while (0)
+  REFUSED(dims.head_dim = 256, 16, 132, "448 + 64");
+  REFUSED(dims.lora_rank = 1000, 16, 132, "o_lora_rank");
+  REFUSED(dims.lora_rank = 128, 1, 132, "512 columns");
+  REFUSED(dims.hidden = 7164, 16, 132, "hidden");
+  REFUSED((void)0, 16, 127, "WO_A has more rows");
+  REFUSED(dims.hidden = 16384, 16, 132, "WO_B has more rows");
+#undef REFUSED
+}
+END_TEST
+
 START_TEST(bad_queries) {
   oproj_path_choice choice;
   oproj_path_query query = flash_query(90, -1);
@@ -167,6 +243,9 @@ END_TEST
 int main(void) {
   Suite *suite = suite_create("path");
   TCase *tc = tcase_create("path");
+  tcase_add_test(tc, decode_shares);
+  tcase_add_test(tc, decode_covers_everything);
+  tcase_add_test(tc, decode_refusals);
   tcase_add_test(tc, choice_by_capability);
   tcase_add_test(tc, choice_by_layer);
   tcase_add_test(tc, forced_paths);

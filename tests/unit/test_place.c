@@ -83,6 +83,32 @@ START_TEST(unknown_gpus_bind_nothing) {
 }
 END_TEST
 
+/* The CPUs of local rank `rank` of `ranks` that a launcher bound to `bound`; "-": as it is. */
+static const char *share(const char *bound, int32_t rank, int32_t ranks) {
+  static char list[64];
+  hwloc_bitmap_t from = hwloc_bitmap_alloc(), to = hwloc_bitmap_alloc();
+  ck_assert_int_eq(hwloc_bitmap_list_sscanf(from, bound), 0);
+  if (oproj_place_share(machine, from, rank, ranks, to))
+    hwloc_bitmap_list_snprintf(list, sizeof list, to);
+  else
+    snprintf(list, sizeof list, "-");
+  hwloc_bitmap_free(to);
+  hwloc_bitmap_free(from);
+  return list;
+}
+
+START_TEST(single_cores_become_shares) {
+  ck_assert_str_eq(share("0", 0, 2), "0-3");
+  ck_assert_str_eq(share("1", 1, 2), "4-7");
+  ck_assert_str_eq(share("3", 0, 1), "0-7");
+  ck_assert_str_eq(share("0", 0, 3), "0-1");
+  ck_assert_str_eq(share("2", 2, 3), "5-7");
+  ck_assert_str_eq(share("0-1", 0, 2), "-"); /* somebody chose that */
+  ck_assert_str_eq(share("0-7", 0, 2), "-");
+  ck_assert_str_eq(share("0", 0, 8), "-"); /* one core each is all there is */
+}
+END_TEST
+
 int main(void) {
   Suite *suite = suite_create("place");
   TCase *tc = tcase_create("place");
@@ -92,6 +118,7 @@ int main(void) {
   tcase_add_test(tc, processes_move_to_their_gpu);
   tcase_add_test(tc, chosen_places_are_kept);
   tcase_add_test(tc, unknown_gpus_bind_nothing);
+  tcase_add_test(tc, single_cores_become_shares);
   suite_add_tcase(suite, tc);
   return run_suite(suite);
 }

@@ -9,6 +9,7 @@
  * Every entry makes the context's device current for the calling thread and leaves it so.  Each
  * stage is a range of NVTX: input, adapter, WO_A, z, WO_B. */
 #include "base/error.h"
+#include "base/log.h"
 #include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/range.h"
@@ -25,6 +26,30 @@ static oproj_status check_aligned(const void *pointer, const char *name) {
 static oproj_status launch_product(const cuda_product *product, cudaStream_t stream) {
   CUDA_TRY(cuda_launch_project(product, stream));
   return OPROJ_OK;
+}
+
+/* ---- which path --------------------------------------------------------------------------- */
+
+static oproj_status choose_path(const oproj_kernels_weights *w, int32_t tokens, int own_out,
+                                oproj_path_choice *out) {
+  const oproj_kernels *k = w->kernels;
+  oproj_path_query query = {.tokens = tokens,
+                            .dims = k->config.dims,
+                            .groups = k->config.groups,
+                            .wo_a = w->wo_a.dtype,
+                            .wo_b = w->wo_b.dtype,
+                            .has_adapter = w->adapter.rank > 0,
+                            .own_out = own_out,
+                            .forced = k->config.path};
+  cuda_describe(k, &query);
+  return oproj_path_choose(&query, out);
+}
+
+/* Each path once per context. */
+static void log_choice(oproj_kernels *k, int32_t tokens, const oproj_path_choice *choice) {
+  if (k->paths_logged & 1u << choice->path) return;
+  k->paths_logged |= 1u << choice->path;
+  oproj_base_log(OPROJ_LOG_INFO, "%d tokens: %s (%s)", tokens, choice->name, choice->reason);
 }
 
 /* ---- input --------------------------------------------------------------------------------- */
@@ -155,6 +180,13 @@ static oproj_status forward_groups(const oproj_kernels_weights *w, const oproj_i
     addend = work->delta;
   }
   if (w->wo_a.dtype == OPROJ_DTYPE_E4M3) {
+    oproj_path_choice choice;
+    if (choose_path(w, io->tokens, 1, &choice) == OPROJ_OK && choice.path == OPROJ_PATH_FUSED &&
+        sm90_loads_input(io)) {
+      cuda_input input = describe_input(k, io);
+      sm90_result result = {.z = z};
+      return CUDA_IN_RANGE("WO_A", sm90_project_groups(w, NULL, &input, &result, stream));
+    }
     oproj_quant xq = workspace_xq(k, io->tokens);
     TRY(CUDA_IN_RANGE("input", quantize_input(k, io, &xq, stream)));
     return CUDA_IN_RANGE("WO_A", project_groups(w, &xq, addend, z, stream));
@@ -264,22 +296,6 @@ static oproj_status stage_out_project(oproj_kernels_weights *w, const oproj_quan
 
 /* ---- the chain ----------------------------------------------------------------------------- */
 
-static oproj_status choose_path(const oproj_kernels_weights *w, int32_t tokens, int own_out,
-                                oproj_path_choice *out) {
-  const oproj_kernels *k = w->kernels;
-  oproj_path_query query = {.sm = k->capability,
-                            .tokens = tokens,
-                            .dims = k->config.dims,
-                            .groups = k->config.groups,
-                            .wo_a = w->wo_a.dtype,
-                            .wo_b = w->wo_b.dtype,
-                            .has_adapter = w->adapter.rank > 0,
-                            .own_out = own_out,
-                            .forced = k->config.path,
-                            .resident = k->decode ? k->decode->shape.blocks : 1};
-  return oproj_path_choose(&query, out);
-}
-
 /* Input to quantised z without z in memory, the input quantised inside WO_A or in front of it. */
 static oproj_status forward_to_quantized_z(const oproj_kernels_weights *w, const oproj_io *io,
                                            int fused, const oproj_quant *zq, cudaStream_t stream) {
@@ -300,6 +316,7 @@ static oproj_status forward_chain(const oproj_kernels_weights *w, const oproj_io
   const oproj_kernels *k = w->kernels;
   oproj_path_choice choice;
   TRY(choose_path(w, io->tokens, out->fn != NULL, &choice));
+  log_choice(w->kernels, io->tokens, &choice);
   if (choice.path == OPROJ_PATH_DECODE && sm90_decode_takes(w, io, partial)) {
     cuda_input input = describe_input(k, io);
     int early = (io->flags & OPROJ_EARLY_TRIGGER) != 0;
@@ -423,8 +440,15 @@ static const oproj_kernels_ops cuda_ops = {
     .host_create = cuda_host_create,
     .host_destroy = cuda_host_destroy,
     .sum_ranks = cuda_sum_ranks,
+    .mailbox_bytes = cuda_mailbox_bytes,
+    .mailbox_create = cuda_mailbox_create,
+    .mailbox_destroy = cuda_mailbox_destroy,
+    .mailbox_open = cuda_mailbox_open,
+    .mailbox_close = cuda_mailbox_close,
+    .sum_pushed = cuda_sum_pushed,
     .make_nan = cuda_make_nan,
     .capability = cuda_capability,
+    .describe = cuda_describe,
 };
 
 const oproj_kernels_ops *oproj_kernels_cuda(const char **why) {

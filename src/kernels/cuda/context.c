@@ -135,7 +135,8 @@ static oproj_status open_fault(oproj_kernels *k) {
 }
 
 static oproj_status open_on_device(oproj_kernels *k) {
-  if (k->capability == 90) CUDA_TRY(sm90_query_capacity(k->sm90_capacity));
+  if (k->capability == 90) k->no_native = sm90_probe() != cudaSuccess;
+  if (k->capability == 90 && !k->no_native) CUDA_TRY(sm90_query_capacity(k->sm90_capacity));
   CUDA_TRY(cudaStreamCreateWithFlags(&k->upload, cudaStreamNonBlocking));
   TRY(open_fault(k));
   TRY(open_workspace(k));
@@ -171,6 +172,8 @@ static oproj_status report_fault(oproj_kernels *k) {
   REQUIRE(!__atomic_load_n(&k->fault->stalled, __ATOMIC_ACQUIRE), OPROJ_ERR_DEVICE,
           "blocks of the decode kernel waited in vain for one another: another kernel that waits "
           "held the device; this context must be created anew");
+  uint32_t lost = __atomic_load_n(&k->fault->lost_rank, __ATOMIC_ACQUIRE);
+  REQUIRE(!lost, OPROJ_ERR_COMM, "rank %u did not send its part of a sum in time", lost - 1);
   uint32_t raised = __atomic_load_n(&k->fault->raised, __ATOMIC_ACQUIRE);
   if (raised == k->fault->seen) return OPROJ_OK;
   cuda_fault found = *k->fault;
@@ -218,4 +221,10 @@ oproj_status cuda_buffer_read(oproj_kernels *k, void *to_host, const void *from,
 
 int32_t cuda_capability(const oproj_kernels *k) {
   return k->capability;
+}
+
+void cuda_describe(const oproj_kernels *k, oproj_path_query *query) {
+  query->sm = k->capability;
+  query->resident = k->sm90_capacity[0];
+  query->no_native = k->no_native;
 }

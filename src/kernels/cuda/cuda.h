@@ -5,6 +5,7 @@
  *   weights.c         upload of weights and adapters
  *   ranks.c           what several ranks need of a GPU: its name, pinned memory, their sum
  *   reduce.cu         that sum's kernel
+ *   push.cu           that sum where ranks write to one another's memory
  *   versions.c        which CUDA this is
  *   range.h           the stages' names for profilers
  *   input.cu          inverse RoPE, block quantisation, of the input and of z
@@ -49,11 +50,12 @@ oproj_status cuda_fail(cudaError_t error, const char *call);
  * be reported; the host then sets seen = raised.  `claim`, in device memory, lets one thread win:
  * it equals `seen` while the record is free.  Neither side needs an atomic across PCIe. */
 typedef struct cuda_fault {
-  uint32_t raised; /* device writes, last */
-  uint32_t seen;   /* host writes */
+  uint32_t raised;  /* device writes, last */
+  uint32_t seen;    /* host writes */
   uint32_t stalled; /* device writes: blocks of a launch waited in vain for one another */
   int32_t token;
   int64_t position, rows;
+  uint32_t lost_rank; /* device writes: 1 + the rank whose part of a sum did not come */
 } cuda_fault;
 
 /* ---- input.cu ------------------------------------------------------------------------------ */
@@ -159,16 +161,18 @@ struct oproj_kernels {
   oproj_kernels_config config;
   int32_t group_cols, z_cols; /* D and the z columns held */
   int device;
-  int32_t capability; /* major*10 + minor */
+  int32_t capability;    /* major*10 + minor */
+  int32_t no_native;     /* nonzero: no kernel of sm90* runs here */
+  uint32_t paths_logged; /* by bit */
   int32_t
       sm90_capacity[CUDA_CLUSTER_SIZES]; /* SM90: blocks held at once in clusters of 1, 2, 4, 8 */
   cudaStream_t upload;                   /* for weights; joins no other stream */
   cuda_workspace work;
   struct sm90_decode_state *decode; /* NULL where its kernel cannot serve */
-  cuda_lt *lt;              /* NULL where cuBLASLt cannot serve */
-  uint32_t warm;            /* a bit for each kind of layer that cuda_warm has run */
-  cuda_fault *fault;        /* host address ... */
-  cuda_fault *fault_device; /* ... and the device's for the same memory */
+  cuda_lt *lt;                      /* NULL where cuBLASLt cannot serve */
+  uint32_t warm;                    /* a bit for each kind of layer that cuda_warm has run */
+  cuda_fault *fault;                /* host address ... */
+  cuda_fault *fault_device;         /* ... and the device's for the same memory */
   uint32_t *claim;
 };
 
@@ -180,7 +184,7 @@ typedef struct cuda_adapter {
 
 struct oproj_kernels_weights {
   oproj_kernels *kernels;
-  oproj_matrix wo_a, wo_b;        /* data and scales in device memory, owned */
+  oproj_matrix wo_a, wo_b; /* data and scales in device memory, owned */
   /* SM90 only: the copy engine's view of e4m3 data; of WO_B by blocks of the decode kernel too. */
   CUtensorMap wo_a_map, wo_b_map, wo_b_decode_map;
   /* SM100 and SM103: their scales for cuBLASLt; NULL where not all are powers of two. */
@@ -197,6 +201,7 @@ const char *cuda_why_unusable(void);
 oproj_status cuda_open(oproj_kernels **out, const oproj_kernels_config *config);
 void cuda_close(oproj_kernels *kernels);
 int32_t cuda_capability(const oproj_kernels *kernels);
+void cuda_describe(const oproj_kernels *kernels, oproj_path_query *query);
 
 /* What every stage begins with: makes the device current, and fails with ERR_INVALID where an
  * earlier call met a bad position that nothing has reported yet. */
@@ -244,7 +249,44 @@ typedef struct cuda_sum {
 
 cudaError_t cuda_launch_sum(const cuda_sum *sum, cudaStream_t stream);
 
+/* ---- ranks.c, push.cu ---------------------------------------------------------------------- */
+
+/* The head of a mailbox, of which only its owner knows; the words follow at CUDA_PUSH_HEAD. */
+typedef struct cuda_push_control {
+  uint32_t sums;     /* that have ended: the last one's number */
+  uint32_t arrivals; /* of blocks, at their end */
+  uint32_t lost;     /* a rank was waited for in vain: every later sum is NaN */
+} cuda_push_control;
+
+enum { CUDA_PUSH_HEAD = 256 };
+
+/* out[i] = bf16(sum over ranks of partial[i]), f32 sums in rank order; out may be partial. */
+typedef struct cuda_push {
+  const uint16_t *partial;
+  uint16_t *out;
+  int64_t count;
+  int32_t n, rank;
+  int64_t words;                                 /* of a sender in an epoch, even */
+  uint64_t *mailboxes[OPROJ_KERNELS_PUSH_RANKS]; /* words by rank, as mapped here */
+  cuda_push_control *control;                    /* this rank's */
+  cuda_fault *fault;
+  uint64_t patience_ns;
+  int32_t whole;     /* count is a multiple of 4, partial and out aligned to 8 bytes */
+  int32_t dependent; /* launch while the kernel before still runs; capability 9.0 or newer */
+} cuda_push;
+
+cudaError_t cuda_launch_push(const cuda_push *push, cudaStream_t stream);
+
 /* As kernels.h describes these members of the table. */
+size_t cuda_mailbox_bytes(int32_t size, int64_t capacity);
+oproj_status cuda_mailbox_create(oproj_kernels *kernels, size_t bytes, void **out,
+                                 oproj_kernels_handle *handle);
+void cuda_mailbox_destroy(oproj_kernels *kernels, void *mailbox);
+oproj_status cuda_mailbox_open(oproj_kernels *kernels, const oproj_kernels_handle *handle,
+                               void **out);
+void cuda_mailbox_close(oproj_kernels *kernels, void *mailbox);
+oproj_status cuda_sum_pushed(oproj_kernels *kernels, const oproj_kernels_push *push, int64_t count,
+                             const uint16_t *partial, uint16_t *out, void *stream);
 oproj_status cuda_host_create(oproj_kernels *kernels, size_t bytes, void **out);
 void cuda_host_destroy(oproj_kernels *kernels, void *memory);
 oproj_status cuda_sum_ranks(oproj_kernels *kernels, const uint16_t *parts, int32_t n, int64_t count,

@@ -14,7 +14,7 @@ constexpr int LANE_VALUES = 8;
 /* ---- positions ----------------------------------------------------------------------------- */
 
 /* Records a bad position unless an earlier one still waits for the host (see cuda_fault). */
-__device__ __noinline__ void raise_fault(const cuda_input &p, int32_t token, int64_t position) {
+__device__ inline void raise_fault(const cuda_input &p, int32_t token, int64_t position) {
   volatile cuda_fault *fault = p.fault;
   uint32_t seen = fault->seen;
   if (atomicCAS(p.claim, seen, seen + 1) != seen) return;
@@ -26,7 +26,7 @@ __device__ __noinline__ void raise_fault(const cuda_input &p, int32_t token, int
 }
 
 /* Records that blocks of a launch waited in vain for one another. */
-__device__ __noinline__ void raise_stall(const cuda_input &p) {
+__device__ inline void raise_stall(const cuda_input &p) {
   volatile cuda_fault *fault = p.fault;
   fault->stalled = 1;
   __threadfence_system();

@@ -1,7 +1,8 @@
-/* ranks.c - what several ranks need of a GPU: which one it is, pinned memory to meet in on the
- * host, and the sum of their shares. */
+/* ranks.c - what several ranks need of a GPU: which one it is, memory to meet in (pinned, or on the
+ * devices themselves) and the sum of their shares. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -78,6 +79,72 @@ oproj_status cuda_sum_ranks(oproj_kernels *k, const uint16_t *parts, int32_t n, 
   CUDA_TRY(cuda_launch_sum(&sum, stream));
   return OPROJ_OK;
 }
+
+/* ---- mailboxes ----------------------------------------------------------------------------- */
+
+enum { RUN = 4 }; /* elements of a 16-byte store, two words */
+
+static int64_t words_of(int64_t capacity) {
+  return (capacity + RUN - 1) / RUN * 2;
+}
+
+size_t cuda_mailbox_bytes(int32_t size, int64_t capacity) {
+  return CUDA_PUSH_HEAD + 2 * (size_t)size * (size_t)words_of(capacity) * sizeof(uint64_t);
+}
+
+oproj_status cuda_mailbox_create(oproj_kernels *k, size_t bytes, void **out,
+                                 oproj_kernels_handle *handle) {
+  cudaIpcMemHandle_t found;
+  _Static_assert(sizeof found == sizeof handle->bytes, "a handle holds CUDA's");
+  CUDA_TRY(cudaSetDevice(k->device));
+  CUDA_TRY(cudaMalloc(out, bytes));
+  CUDA_TRY(cudaMemset(*out, 0, bytes));
+  CUDA_TRY(cudaDeviceSynchronize());
+  CUDA_TRY(cudaIpcGetMemHandle(&found, *out));
+  memcpy(handle->bytes, &found, sizeof found);
+  return OPROJ_OK;
+}
+
+void cuda_mailbox_destroy(oproj_kernels *k, void *mailbox) {
+  cudaSetDevice(k->device);
+  cudaFree(mailbox);
+}
+
+oproj_status cuda_mailbox_open(oproj_kernels *k, const oproj_kernels_handle *handle, void **out) {
+  cudaIpcMemHandle_t wanted;
+  memcpy(&wanted, handle->bytes, sizeof wanted);
+  CUDA_TRY(cudaSetDevice(k->device));
+  CUDA_TRY(cudaIpcOpenMemHandle(out, wanted, cudaIpcMemLazyEnablePeerAccess));
+  return OPROJ_OK;
+}
+
+void cuda_mailbox_close(oproj_kernels *k, void *mailbox) {
+  if (!mailbox) return;
+  cudaSetDevice(k->device);
+  cudaIpcCloseMemHandle(mailbox);
+}
+
+oproj_status cuda_sum_pushed(oproj_kernels *k, const oproj_kernels_push *push, int64_t count,
+                             const uint16_t *partial, uint16_t *out, void *stream) {
+  CUDA_TRY(cudaSetDevice(k->device));
+  cuda_push p = {.partial = partial,
+                 .out = out,
+                 .count = count,
+                 .n = push->size,
+                 .rank = push->rank,
+                 .words = words_of(push->capacity),
+                 .control = push->mailboxes[push->rank],
+                 .fault = k->fault_device,
+                 .patience_ns = (uint64_t)push->patience_ms * 1000000,
+                 .whole = count % RUN == 0 && ((uintptr_t)partial | (uintptr_t)out) % 8 == 0,
+                 .dependent = k->capability >= 90};
+  for (int32_t r = 0; r < push->size; r++)
+    p.mailboxes[r] = (uint64_t *)((char *)push->mailboxes[r] + CUDA_PUSH_HEAD);
+  CUDA_TRY(cuda_launch_push(&p, stream));
+  return OPROJ_OK;
+}
+
+/* ---- lost shares --------------------------------------------------------------------------- */
 
 oproj_status cuda_make_nan(oproj_kernels *k, uint16_t *values, int64_t count, void *stream) {
   CUDA_TRY(cudaSetDevice(k->device));

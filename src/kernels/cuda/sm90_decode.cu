@@ -16,7 +16,7 @@ void (*variant_of(const sm90_decode &p))(sm90_decode) {
 }  // namespace
 
 extern "C" size_t sm90_decode_shared_bytes(const sm90_decode *p) {
-  int tokens = p->input.tokens <= 8 ? 8 : OPROJ_DECODE_TOKENS;
+  int tokens = p->input.tokens <= 8 ? 8 : OPROJ_KERNELS_DECODE_TOKENS;
   return static_cast<size_t>(sm90::decode::shared_layout(*p, tokens, p->input.block).bytes);
 }
 

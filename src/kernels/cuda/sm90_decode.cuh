@@ -42,8 +42,8 @@ constexpr int K_STEP = 32, STEPS = TILE / K_STEP;
 constexpr int HEAD_DIM = 512, ROPE_DIM = 64, SLOTS_PER_HEAD = HEAD_DIM / TILE;
 constexpr int SCALE_PITCH = 4; /* f32 activation scales per token and slot */
 constexpr int TILE_PITCH = TILE + 4,
-              OUT_PITCH = OPROJ_DECODE_OUT_ROWS + 4; /* floats: no bank twice */
-constexpr int ALL_READY = 1, MATH_MEETS = 2;         /* named barriers */
+              OUT_PITCH = OPROJ_KERNELS_DECODE_OUT_ROWS + 4; /* floats: no bank twice */
+constexpr int ALL_READY = 1, MATH_MEETS = 2;                 /* named barriers */
 
 /* Where things lie in a block's shared memory, offsets in bytes, N being 8 or 16 tokens. */
 struct Shared {
@@ -221,12 +221,10 @@ struct Decode {
     return r;
   }
 
-  static __device__ __forceinline__ void load_angles(const sm90_decode &p, const Block &b,
-                                                     int column, Row *r) {
+  static __device__ __forceinline__ void load_angles(const sm90_decode &p, int column, Row *r) {
     if (!r->rotated) return;
     int pair = (column * LANE_VALUES - (TILE - ROPE_DIM)) / 2;
-    bool reports = b.tile == 0 && b.first_slot + r->slot == SLOTS_PER_HEAD - 1 && pair == 0;
-    const float *table = table_row(p.input, r->token, reports);
+    const float *table = table_row(p.input, r->token, false);
     float nan = oproj_num_from_bits(0x7FC00000u);
     r->cos = r->sin = make_float4(nan, nan, nan, nan);
     if (!table) return;
@@ -262,41 +260,29 @@ struct Decode {
           oproj_ue8m0_to_f32(exponent);
   }
 
-  /* Waits for the kernels before this one; angles that they do not make are on their way by then.
-   */
-  static __device__ uint4 quantize_input(const sm90_decode &p, const Block &b, int worker,
-                                         int lane) {
+  static __device__ void quantize_input(const sm90_decode &p, const Block &b, int worker,
+                                        int lane) {
     int column = lane % ROW_LANES, rows = b.a_slots * p.input.tokens;
-    int first = worker * (WARP / ROW_LANES), group = b.tile / p.tiles_per_group;
-    bool waited = false;
-    uint4 control;
+    int group = b.tile / p.tiles_per_group;
 #pragma unroll 1
-    do {
+    for (int first = worker * (WARP / ROW_LANES); first < rows; first += DEPTH * ROWS) {
       Row r[DEPTH];
 #pragma unroll
-      for (int d = 0; d < DEPTH; d++)
+      for (int d = 0; d < DEPTH; d++) {
         r[d] = find_row(p, b, first + d * ROWS + lane / ROW_LANES, column);
-      if (p.steady_angles && !waited)
-#pragma unroll
-        for (int d = 0; d < DEPTH; d++) load_angles(p, b, column, &r[d]);
-      bool have_angles = p.steady_angles && !waited;
-      if (!waited) {
-        wait_for_predecessors();
-        control = load_words(p.exchange.control);
+        load_values(p, b, group, column, &r[d]);
+        load_angles(p, column, &r[d]);
       }
-      waited = true;
-#pragma unroll
-      for (int d = 0; d < DEPTH; d++) load_values(p, b, group, column, &r[d]);
-      if (!have_angles)
-#pragma unroll
-        for (int d = 0; d < DEPTH; d++) load_angles(p, b, column, &r[d]);
 #pragma unroll
       for (int d = 0; d < DEPTH; d++)
         if (first + d * ROWS < rows) quantize_row(b, r[d], column);
-      first += DEPTH * ROWS;
-    } while (first < rows);
+    }
     fence_for_async_proxy();
-    return control;
+  }
+
+  /* One block looks at all positions: reporting in the loop above would be in its way. */
+  static __device__ void report_positions(const cuda_input &in, int lane) {
+    if (blockIdx.x == 0 && lane < in.tokens) table_row(in, lane, true);
   }
 
   /* ---- warps 0 to 7: products -------------------------------------------------------------- */
@@ -603,7 +589,7 @@ struct Decode {
 
   /* ---- the block --------------------------------------------------------------------------- */
 
-  /* Weight scales of `row_blocks` blocks of rows, `count` columns each; they arrive at copies_wait. */
+  /* Weight scales of `row_blocks` blocks of rows, `count` columns each; copies_wait waits. */
   static __device__ void copy_scales(uint32_t to, const float *from, int row_blocks, int columns,
                                      int count, int worker) {
 #pragma unroll 1
@@ -650,6 +636,7 @@ struct Decode {
       stalled = !finish_split_tile(p, b, epoch, helper, lane);
     receive_z(p, b, epoch, helper, lane, stalled);
     empty_other_epoch(p, epoch, control, helper * WARP + lane);
+    if (helper == 0) report_positions(p.input, lane);
   }
 
   static __device__ void run(const sm90_decode &p, uint8_t *unaligned) {
@@ -667,7 +654,9 @@ struct Decode {
     }
     int worker = warp < COPY_WARP ? warp : warp - 1;
     copy_weight_scales(p, b, worker * WARP + lane);
-    uint4 control = quantize_input(p, b, worker, lane);
+    wait_for_predecessors();
+    uint4 control = load_words(p.exchange.control);
+    quantize_input(p, b, worker, lane);
     int epoch = epoch_of(control);
     copies_wait();
     named_barrier(ALL_READY, THREADS);

@@ -9,7 +9,6 @@
 #define OPROJ_KERNELS_CUDA_SM90_DECODE_H
 
 #include "kernels/cuda/sm90.h"
-#include "kernels/decode_shape.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -38,14 +37,13 @@ typedef struct decode_exchange {
  * from it is computed instead of passed: each line of the constant cache that a new block touches
  * costs it more than arithmetic does. */
 typedef struct sm90_decode {
-  oproj_decode_shape shape;
+  oproj_kernels_decode shape;
   int32_t group_cols, z_cols, hidden, tiles_per_group;
   int32_t stages, z_stages; /* slots of the weights' ring and of z's */
-  int32_t steady_angles;    /* positions and cos_sin may be read before the predecessors end */
   int32_t early;            /* the successor may start at once */
   const float *wo_a_scales; /* [z cols / block, group cols / block] */
   const float *wo_b_scales; /* [ceil(hidden / block), z cols / block] */
-  cuda_input input;         /* tokens 1 to OPROJ_DECODE_TOKENS */
+  cuda_input input;         /* tokens 1 to OPROJ_KERNELS_DECODE_TOKENS */
   decode_exchange exchange;
   uint16_t *partial; /* bf16 [tokens, hidden], 4-byte aligned */
   CUtensorMap wo_a;  /* e4m3 [z cols, group cols], boxes of 128 x 128 */
@@ -56,7 +54,7 @@ typedef struct sm90_decode {
 
 /* What a context keeps for it. */
 typedef struct sm90_decode_state {
-  oproj_decode_shape shape; /* blocks 0: it cannot serve this context */
+  oproj_kernels_decode shape; /* blocks 0: it cannot serve this context */
   decode_exchange exchange;
 } sm90_decode_state;
 

@@ -21,8 +21,8 @@ static oproj_status make_empty(void **out, size_t bytes) {
 
 static oproj_status open_exchange(const oproj_kernels *k, sm90_decode_state *s) {
   decode_exchange *x = &s->exchange;
-  size_t z_words = (size_t)(k->z_cols / TILE) * OPROJ_DECODE_TOKENS * DECODE_Z_WORDS;
-  size_t partials = (size_t)(s->shape.tiles * s->shape.split) * OPROJ_DECODE_TOKENS * TILE;
+  size_t z_words = (size_t)(k->z_cols / TILE) * OPROJ_KERNELS_DECODE_TOKENS * DECODE_Z_WORDS;
+  size_t partials = (size_t)(s->shape.tiles * s->shape.split) * OPROJ_KERNELS_DECODE_TOKENS * TILE;
   CUDA_TRY(cudaMalloc((void **)&x->control, sizeof *x->control));
   CUDA_TRY(cudaMemset(x->control, 0, sizeof *x->control));
   for (int epoch = 0; epoch < 2; epoch++) {
@@ -37,8 +37,8 @@ static oproj_status open_exchange(const oproj_kernels *k, sm90_decode_state *s) 
 oproj_status sm90_decode_open(oproj_kernels *k) {
   oproj_path path = k->config.path;
   int32_t resident = 0;
-  oproj_decode_shape shape;
-  if (k->capability != 90 || (path != OPROJ_PATH_AUTO && path != OPROJ_PATH_DECODE))
+  oproj_kernels_decode shape;
+  if (k->capability != 90 || k->no_native || (path != OPROJ_PATH_AUTO && path != OPROJ_PATH_DECODE))
     return OPROJ_OK;
   CUDA_TRY(sm90_decode_capacity(&resident));
   if (oproj_kernels_decode_shape(&k->config.dims, k->config.groups, resident, &shape))
@@ -63,7 +63,7 @@ void sm90_decode_close(oproj_kernels *k) {
 /* ---- calls --------------------------------------------------------------------------------- */
 
 int sm90_decode_takes(const oproj_kernels_weights *w, const oproj_io *io, const uint16_t *partial) {
-  return w->kernels->decode && io->tokens > 0 && io->tokens <= OPROJ_DECODE_TOKENS &&
+  return w->kernels->decode && io->tokens > 0 && io->tokens <= OPROJ_KERNELS_DECODE_TOKENS &&
          sm90_loads_input(io) && (uintptr_t)io->cos_sin % 16 == 0 && (uintptr_t)partial % 4 == 0;
 }
 

@@ -41,7 +41,28 @@ cudaError_t launch_fused(const sm90_product &p, cudaStream_t stream) {
   return launch_variant<N, 32, true>(p, stream);
 }
 
+/* Code for another target, or made from PTX without SM90's own features, has an empty body. */
+__global__ void probe_kernel(int *found) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  *found = 1;
+#endif
+}
+
 }  // namespace
+
+extern "C" cudaError_t sm90_probe(void) {
+  int *found, host = 0;
+  cudaError_t error = cudaMalloc(&found, sizeof *found);
+  if (error != cudaSuccess) return error;
+  error = cudaMemset(found, 0, sizeof *found);
+  if (error == cudaSuccess) {
+    probe_kernel<<<1, 1>>>(found);
+    error = cudaGetLastError();
+  }
+  if (error == cudaSuccess) error = cudaMemcpy(&host, found, sizeof host, cudaMemcpyDeviceToHost);
+  cudaFree(found);
+  return error == cudaSuccess && !host ? cudaErrorInvalidDeviceFunction : error;
+}
 
 extern "C" cudaError_t sm90_query_capacity(int32_t capacity[CUDA_CLUSTER_SIZES]) {
   void (*kernel)(sm90_product) = project_kernel<32, 128, false>; /* one of many: all fill a block */

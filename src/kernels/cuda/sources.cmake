@@ -9,6 +9,7 @@ set(OPROJ_CUDA_SOURCES
     kernels/cuda/input.cu
     kernels/cuda/project.cu
     kernels/cuda/project_small.cu
+    kernels/cuda/push.cu
     kernels/cuda/ranks.c
     kernels/cuda/reduce.cu
     kernels/cuda/sm90_decode.cu

@@ -328,6 +328,11 @@ static int32_t ref_capability(const oproj_kernels *k) {
   return 0;
 }
 
+static void ref_describe(const oproj_kernels *k, oproj_path_query *query) {
+  (void)k;
+  query->sm = 0;
+}
+
 const oproj_kernels_ops oproj_kernels_ref = {
     .name = "ref",
     .host = 1,
@@ -355,4 +360,5 @@ const oproj_kernels_ops oproj_kernels_ref = {
     .sum_ranks = ref_sum_ranks,
     .make_nan = ref_make_nan,
     .capability = ref_capability,
+    .describe = ref_describe,
 };
