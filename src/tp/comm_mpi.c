@@ -10,6 +10,7 @@
  * begun then cannot be taken back: MPI may still read and write its buffers.  So MPI is given
  * memory of the communicator alone, and a communicator that failed leaves that memory behind. */
 #include <limits.h>
+#include <sched.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,9 +25,9 @@
 #include "tp/comm.h"
 
 enum {
-  PIECE = 1 << 18,      /* elements exchanged with each rank at a time: 512 KB */
-  MESSAGE = 1 << 20,    /* bytes of a control message at a time */
-  TESTS_PER_LOOK = 1024 /* MPI_Test between looks at the clock */
+  PIECE = 1 << 18,     /* elements exchanged with each rank at a time: 512 KB */
+  MESSAGE = 1 << 20,   /* bytes of a control message at a time */
+  TESTS_PER_LOOK = 256 /* MPI_Test between looks around: some 20 us */
 };
 
 typedef struct comm_mpi {
@@ -82,7 +83,9 @@ static oproj_status poll_request(comm_mpi *c, MPI_Request *request, const char *
   int64_t begin = milliseconds();
   for (unsigned tests = 1; !done; tests++) {
     MPI_TRY(MPI_Test(request, &done, MPI_STATUS_IGNORE), call);
-    if (!done && tests % TESTS_PER_LOOK == 0) TRY(look_around(c, begin, call));
+    if (done || tests % TESTS_PER_LOOK != 0) continue;
+    TRY(look_around(c, begin, call));
+    sched_yield(); /* the rank that is waited for may want this CPU */
   }
   return OPROJ_OK;
 }
