@@ -234,6 +234,7 @@ typedef struct oproj_config {
  * every rank gets the same error. */
 OPROJ_API oproj_status oproj_ctx_create(oproj_ctx **out, oproj_comm *comm, const oproj_dims *dims,
                                         const oproj_config *config);
+/* COLLECTIVE where the communicator sums in device memory, unless a rank was lost. */
 OPROJ_API void oproj_ctx_destroy(oproj_ctx *ctx);
 
 OPROJ_API const oproj_dims *oproj_ctx_dims(const oproj_ctx *ctx);

@@ -15,7 +15,11 @@
 # its GPU, or, without a GPU, from the one core that mpirun gives one or two ranks to its share.
 : "${OPROJ_BIND:=1}"
 
-export OPROJ_LOG OPROJ_DEADLINE OPROJ_BIND
+# * 1: GPUs of one host write few tokens' sums straight to one another's memory, in one launch,
+# instead of through NCCL.  Off, as it has not run on several GPUs yet.
+: "${OPROJ_PUSH:=0}"
+
+export OPROJ_LOG OPROJ_DEADLINE OPROJ_BIND OPROJ_PUSH
 
 # ---- threads -------------------------------------------------------------------------------------
 

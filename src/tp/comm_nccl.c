@@ -3,10 +3,11 @@
  * Control messages go through a comm_mpi of the same ranks.  The sum in rank order, where NCCL's
  * own order is not ours:
  *
- *   few bytes   all-gather the partials, every rank adds them all: one exchange, n times the bytes
+ *   few bytes   where the GPUs can, each pushes its partial to all others (push.h); else all-gather
+ *               the partials, and every rank adds them all: one exchange, n times the bytes
  *   many bytes  every element has one owner: exchange, add, and (REDUCE_ALL) all-gather the sums
  *
- * Both add in f32 from rank 0 on and round once, so both give the same bits on every rank.
+ * All add in f32 from rank 0 on and round once, so all give the same bits on every rank.
  *
  * Blocking calls of NCCL only enqueue once a communicator is there; a non-blocking communicator
  * would start a thread for each.  What can wait for a lost rank runs on threads of its own, with a
@@ -27,6 +28,7 @@
 #include "base/log.h"
 #include "oproj/cuda.h"
 #include "tp/comm.h"
+#include "tp/push.h"
 
 enum {
   ABORT_SECONDS = 5, /* for ncclCommAbort; captured collectives keep it until their graph ends */
@@ -51,6 +53,7 @@ typedef struct nccl_end {
   int32_t hidden;
   void *memory;       /* partial, then gathered */
   uint16_t *gathered; /* other ranks' partials */
+  oproj_push *push;   /* NULL where the ranks cannot write to one another's memory */
 } nccl_end;
 
 static comm_nccl *nccl_of(oproj_comm *comm) {
@@ -177,6 +180,8 @@ static oproj_status enqueue_sum(comm_nccl *c, nccl_end *e, oproj_reduce mode, in
              ncclAllReduce(partial, y, (size_t)elements, ncclBfloat16, ncclSum, c->nccl, stream));
     return OPROJ_OK;
   }
+  if (oproj_push_takes(e->push, mode, elements))
+    return oproj_push_sum(e->push, elements, partial, y, stream);
   if (mode == OPROJ_REDUCE_ALL && elements * 2 <= GATHER_BYTES)
     return gather_and_sum(c, e, elements, partial, y, stream);
   return sum_by_owners(c, e, mode, tokens, partial, y, stream);
@@ -248,6 +253,7 @@ static void watch_nccl(comm_nccl *c) {
 static void nccl_detach(oproj_comm *comm, oproj_comm_end *end) {
   (void)comm;
   nccl_end *e = (nccl_end *)end;
+  oproj_push_close(e->push);
   if (e->memory) e->ops->buffer_destroy(e->kernels, e->memory);
   free(e);
 }
@@ -282,6 +288,8 @@ static oproj_status allocate_end(const oproj_comm_site *site, int32_t size, nccl
 static oproj_status warm(comm_nccl *c, nccl_end *e, int32_t max_tokens) {
   if (max_tokens == 0) return OPROJ_OK;
   uint16_t *one_token = e->head.partial, probe;
+  if (oproj_push_takes(e->push, OPROJ_REDUCE_ALL, e->hidden))
+    TRY(oproj_push_sum(e->push, e->hidden, one_token, one_token, NULL));
   TRY(gather_and_sum(c, e, e->hidden, one_token, one_token, NULL));
   TRY(sum_by_owners(c, e, OPROJ_REDUCE_ALL, 1, one_token, one_token, NULL));
   NCCL_TRY(c->nccl, ncclAllReduce(one_token, one_token, (size_t)e->hidden, ncclBfloat16, ncclSum,
@@ -295,6 +303,7 @@ static oproj_status nccl_attach(oproj_comm *comm, const oproj_comm_site *site,
   nccl_end *e = NULL;
   oproj_watch_enter(comm->watch, "warm-up", 0);
   oproj_status status = oproj_comm_agree(comm, allocate_end(site, comm->size, &e));
+  if (status == OPROJ_OK) status = oproj_push_open(&e->push, comm, site);
   if (status == OPROJ_OK) status = oproj_comm_agree(comm, warm(c, e, site->max_tokens));
   if (status != OPROJ_OK) {
     if (e) nccl_detach(comm, &e->head);

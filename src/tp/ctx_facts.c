@@ -11,6 +11,7 @@
  * many threads, how much is logged) are not here. */
 static const char *const switches[] = {"OPROJ_BIND",
                                        "OPROJ_DEADLINE",
+                                       "OPROJ_PUSH",
                                        "CUDA_LAUNCH_BLOCKING",
                                        "CUDA_MODULE_LOADING",
                                        "CUDA_DEVICE_MAX_CONNECTIONS",
