@@ -41,7 +41,7 @@ static uint16_t *forward(const rig *r, const layer *l, const oproj_io *io) {
 
 /* ---- what cuBLASLt serves ------------------------------------------------------------------ */
 
-/* On SM90 any weight scales, on SM100 and SM103 powers of two. */
+/* On SM90 WO_B with any weight scales, on SM100 and SM103 both with powers of two. */
 START_TEST(cublaslt_serves_large_batches) {
   rig r = rig_open(512, 4, 512, 2, 256, 128, MOST_TOKENS);
   layer l = layer_open(&r, OPROJ_DTYPE_E4M3, _i ? DATA_EXACT : DATA_RANDOM, 40);
@@ -54,8 +54,7 @@ START_TEST(cublaslt_serves_large_batches) {
     x.tokens = z.tokens = large_counts[i];
     x.groups = r.config.groups;
     int large = large_counts[i] >= CUDA_LT_TOKENS;
-    ck_assert_int_eq(cuda_lt_takes_groups(l.cuda, &x, r.cuda->work.z),
-                     large && (sm90 || (sm100 && _i)));
+    ck_assert_int_eq(cuda_lt_takes_groups(l.cuda, &x, r.cuda->work.z), large && sm100 && _i);
     ck_assert_int_eq(cuda_lt_takes_out(l.cuda, &z, r.cuda->work.x),
                      large && (sm90 || (sm100 && _i)));
     /* A result that is not aligned is staged. */

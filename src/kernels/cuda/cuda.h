@@ -15,7 +15,7 @@
  *   sm90.h, sm90_*    SM90's own kernels for both projections: few tokens, the input's quantiser
  *                     fused in front where that pays; many tokens (sm90_prefill*)
  *   sm90_decode*      SM90: the whole chain of a few tokens in one launch
- *   cublaslt*         both projections of large batches, V4's blocks, through cuBLASLt
+ *   cublaslt*         projections of large batches, V4's blocks, through cuBLASLt
  *   device.cuh        what the kernels share
  *   input.cuh         bad positions and block quantisation, for the kernels that need them
  *

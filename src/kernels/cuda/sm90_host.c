@@ -56,8 +56,7 @@ static int takes_cols(int64_t cols) {
 
 static int may_serve(const oproj_kernels *k) {
   oproj_path path = k->config.path;
-  return k->capability == 90 && !k->no_native && path != OPROJ_PATH_PORTABLE &&
-         path != OPROJ_PATH_LIBRARY;
+  return k->capability == 90 && !k->no_native && path != OPROJ_PATH_PORTABLE;
 }
 
 int sm90_takes_groups(const oproj_kernels_weights *w) {
