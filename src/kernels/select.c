@@ -115,10 +115,13 @@ static oproj_path_choice describe(oproj_path path, const char *reason) {
 static oproj_path_choice choose_fastest(const oproj_path_query *q) {
   if (!why_not_decode(q, 1))
     return describe(OPROJ_PATH_DECODE, "few tokens: the whole chain in one launch");
-  if (!why_not_library(q)) return describe(OPROJ_PATH_LIBRARY, "a large batch of V4: cuBLASLt");
-  const char *why = why_not_grouped(q);
+  const char *no_library = why_not_library(q), *why = why_not_grouped(q);
+  if (!no_library && q->sm == 90 && q->own_out) no_library = "WO_B is the caller's, WO_A our own";
+  if (!no_library)
+    return describe(OPROJ_PATH_LIBRARY, q->sm == 90 ? "a large batch of V4: cuBLASLt for WO_B"
+                                                    : "a large batch of V4: cuBLASLt");
   if (why) return describe(OPROJ_PATH_PORTABLE, why);
-  if (why_not_fused(q)) return describe(OPROJ_PATH_GROUPED, why_not_library(q));
+  if (why_not_fused(q)) return describe(OPROJ_PATH_GROUPED, no_library);
   return describe(OPROJ_PATH_GROUPED,
                   "a quantiser of its own measures faster than the fused one on an H200");
 }

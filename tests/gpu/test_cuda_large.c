@@ -1,11 +1,14 @@
-/* test_cuda_large.c - large batches on shapes that cuBLASLt serves, around its first token
- * count and beside its multiples of four: against ref and double precision, with the bytes behind
- * the result, CUDA graphs and input that is not finite.  Other GPUs run the same tests on what they
- * have. */
+/* test_cuda_large.c - large batches, around every token count at which another kernel, or another
+ * shape of one, takes over: against ref and double precision, with the bytes behind the result,
+ * CUDA graphs and input that is not finite.  Other GPUs run the same tests on what they have.
+ *
+ * Two models, in both recipes: one has rows enough in WO_B, the last tile ragged, the other in
+ * WO_A, for SM90's kernel for many tokens to begin right behind 128 of them. */
 #include <cuda_runtime_api.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "gpu/cuda_rig.h"
 #include "kernels/cuda/cublaslt.h"
@@ -13,13 +16,18 @@
 
 enum { MOST_TOKENS = 1539, BF16_NAN = 0x7FC0 };
 
-static const int32_t large_counts[] = {767, 768, 769, 1025, 1300, MOST_TOKENS};
+static const int32_t large_counts[] = {65,  100, 127, 128, 129,  257,
+                                       500, 767, 768, 769, 1300, MOST_TOKENS};
 enum { LARGE_COUNTS = sizeof large_counts / sizeof large_counts[0] };
 
 static const oproj_kernels_out own_out;
 
-static rig large_rig(int32_t groups) {
-  return rig_open(512, 4, 512, groups, 256, 128, MOST_TOKENS);
+enum { MODELS = 4 };
+
+static rig large_rig(int model) {
+  int32_t block = model < 2 ? 128 : 32;
+  return model % 2 == 0 ? rig_open(4416, 1, 512, 2, 256, block, MOST_TOKENS)
+                        : rig_open(512, 1, 512, 2, 2304, block, MOST_TOKENS);
 }
 
 /* partial of one call, in host memory; reading it checks what lies behind its last row. */
@@ -31,11 +39,11 @@ static uint16_t *forward(const rig *r, const layer *l, const oproj_io *io) {
   return values;
 }
 
-/* ---- which calls it serves ----------------------------------------------------------------- */
+/* ---- what cuBLASLt serves ------------------------------------------------------------------ */
 
-/* On SM90 any weight scales, on SM100 and SM103 powers of two. */
+/* On SM90 WO_B with any weight scales, on SM100 and SM103 both with powers of two. */
 START_TEST(cublaslt_serves_large_batches) {
-  rig r = large_rig(2);
+  rig r = rig_open(512, 4, 512, 2, 256, 128, MOST_TOKENS);
   layer l = layer_open(&r, OPROJ_DTYPE_E4M3, _i ? DATA_EXACT : DATA_RANDOM, 40);
   int32_t capability = r.ops->capability(r.cuda);
   int sm90 = capability == 90, sm100 = capability == 100 || capability == 103;
@@ -45,14 +53,18 @@ START_TEST(cublaslt_serves_large_batches) {
     x.layout = z.layout = OPROJ_SCALE_F32;
     x.tokens = z.tokens = large_counts[i];
     x.groups = r.config.groups;
-    int wanted = (sm90 || (sm100 && _i)) && large_counts[i] >= CUDA_LT_TOKENS;
-    ck_assert_int_eq(cuda_lt_takes_groups(l.cuda, &x, r.cuda->work.z), wanted);
-    ck_assert_int_eq(cuda_lt_takes_out(l.cuda, &z, r.cuda->work.x), wanted);
+    int large = large_counts[i] >= CUDA_LT_TOKENS;
+    ck_assert_int_eq(cuda_lt_takes_groups(l.cuda, &x, r.cuda->work.z), large && sm100 && _i);
+    ck_assert_int_eq(cuda_lt_takes_out(l.cuda, &z, r.cuda->work.x),
+                     large && (sm90 || (sm100 && _i)));
     /* A result that is not aligned is staged. */
-    ck_assert_int_eq(cuda_lt_takes_out(l.cuda, &z, r.cuda->work.x + 4), wanted);
+    ck_assert_int_eq(cuda_lt_takes_out(l.cuda, &z, r.cuda->work.x + 4),
+                     large && (sm90 || (sm100 && _i)));
     /* A caller's buffer has no slack. */
-    wanted = wanted && large_counts[i] % CUDA_LT_MULTIPLE == 0;
-    ck_assert_int_eq(cuda_lt_takes_groups(l.cuda, &x, r.cuda->work.x), wanted);
+    z.codes = r.cuda->work.xq.codes;
+    large = large && large_counts[i] % CUDA_LT_MULTIPLE == 0;
+    ck_assert_int_eq(cuda_lt_takes_out(l.cuda, &z, r.cuda->work.x),
+                     large && (sm90 || (sm100 && _i)));
   }
   layer_close(&r, &l);
   rig_close(&r);
@@ -60,25 +72,6 @@ START_TEST(cublaslt_serves_large_batches) {
 END_TEST
 
 /* ---- values -------------------------------------------------------------------------------- */
-
-START_TEST(exact_data_is_bit_equal) {
-  rig r = large_rig(_i ? 4 : 2);
-  layer l = layer_open(&r, OPROJ_DTYPE_E4M3, DATA_EXACT, 42);
-  for (int i = 0; i < LARGE_COUNTS; i++) {
-    input in = input_open(&r, large_counts[i], 0, OPROJ_POSITION_I64, DATA_EXACT);
-    size_t count = (size_t)large_counts[i] * (size_t)r.config.dims.hidden;
-    uint16_t *wanted = malloc(count * sizeof *wanted);
-    EXPECT_OK(oproj_kernels_ref.forward(l.ref, &in.host, &own_out, wanted, NULL));
-    uint16_t *found = forward(&r, &l, &in.device);
-    expect_same("exact partial", found, wanted, count);
-    free(found);
-    free(wanted);
-    input_close(&r, &in);
-  }
-  layer_close(&r, &l);
-  rig_close(&r);
-}
-END_TEST
 
 /* Takes the quantised z of a call home. */
 typedef struct witness {
@@ -94,6 +87,43 @@ static oproj_status take_z(void *user, const oproj_quant *z, uint16_t *partial, 
   return w->r->ops->buffer_read(w->r->cuda, w->zq->host.scales, z->scales, w->zq->scale_bytes,
                                 stream);
 }
+
+/* Codes and scales of z, padding included. */
+static void expect_same_z(const rig *r, const layer *l, const input *in) {
+  quant found = quant_open(r, OPROJ_SCALE_F32, 1, in->host.tokens, r->z_cols);
+  quant wanted = quant_open(r, OPROJ_SCALE_F32, 1, in->host.tokens, r->z_cols);
+  witness w = {r, &found};
+  oproj_kernels_out out = {take_z, &w, OPROJ_SCALE_F32};
+  uint16_t *z = malloc((size_t)in->host.tokens * (size_t)r->z_cols * sizeof *z);
+  EXPECT_OK(r->ops->forward(l->cuda, &in->device, &out, NULL, NULL));
+  EXPECT_OK(oproj_kernels_ref.group_forward(l->ref, &in->host, z, NULL));
+  EXPECT_OK(oproj_kernels_ref.z_quantize(r->ref, in->host.tokens, z, &wanted.host, NULL));
+  ck_assert_int_eq(memcmp(found.host.codes, wanted.host.codes, wanted.code_bytes), 0);
+  ck_assert_int_eq(memcmp(found.host.scales, wanted.host.scales, wanted.scale_bytes), 0);
+  free(z);
+  quant_close(r, &found);
+  quant_close(r, &wanted);
+}
+
+START_TEST(exact_data_is_bit_equal) {
+  rig r = large_rig(_i);
+  layer l = layer_open(&r, OPROJ_DTYPE_E4M3, DATA_EXACT, 42);
+  for (int i = 0; i < LARGE_COUNTS; i++) {
+    input in = input_open(&r, large_counts[i], 0, OPROJ_POSITION_I64, DATA_EXACT);
+    size_t count = (size_t)large_counts[i] * (size_t)r.config.dims.hidden;
+    uint16_t *wanted = malloc(count * sizeof *wanted);
+    EXPECT_OK(oproj_kernels_ref.forward(l.ref, &in.host, &own_out, wanted, NULL));
+    uint16_t *found = forward(&r, &l, &in.device);
+    expect_same("exact partial", found, wanted, count);
+    expect_same_z(&r, &l, &in);
+    free(found);
+    free(wanted);
+    input_close(&r, &in);
+  }
+  layer_close(&r, &l);
+  rig_close(&r);
+}
+END_TEST
 
 /* e4m3 has 3 bits behind the point: rounding to it costs about 2.6 %. */
 static void expect_rounded(const char *what, const double *found, const double *wanted,
@@ -145,20 +175,21 @@ static void check_random(const rig *r, const layer *l, int32_t tokens) {
 }
 
 START_TEST(products_match_double) {
-  rig r = large_rig(2);
+  static const int32_t counts[] = {127, 129};
+  rig r = large_rig(_i);
   layer l = layer_open(&r, OPROJ_DTYPE_E4M3, DATA_RANDOM, 44);
-  for (int i = 0; i < LARGE_COUNTS; i++) check_random(&r, &l, large_counts[i]);
+  for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) check_random(&r, &l, counts[i]);
   layer_close(&r, &l);
   rig_close(&r);
 }
 END_TEST
 
-/* Contexts time their algorithms; whichever each of them keeps, sums have one order. */
+/* Where contexts time algorithms, whichever each of them keeps: sums have one order. */
 START_TEST(contexts_agree_bit_by_bit) {
   enum { CONTEXTS = 3, TOKENS = 1300 };
   uint16_t *first = NULL;
   for (int i = 0; i < CONTEXTS; i++) {
-    rig r = large_rig(2);
+    rig r = large_rig(_i);
     layer l = layer_open(&r, OPROJ_DTYPE_E4M3, DATA_RANDOM, 46);
     input in = input_open(&r, TOKENS, 0, OPROJ_POSITION_I64, DATA_RANDOM);
     uint16_t *found = forward(&r, &l, &in.device);
@@ -180,7 +211,7 @@ END_TEST
 
 /* Token 0 of the second group is what the padding of the first one reads. */
 START_TEST(nan_stays_in_its_token) {
-  rig r = large_rig(2);
+  rig r = large_rig(_i);
   layer l = layer_open(&r, OPROJ_DTYPE_E4M3, DATA_RANDOM, 48);
   size_t hidden = (size_t)r.config.dims.hidden;
   for (int i = 0; i < LARGE_COUNTS; i++) {
@@ -188,7 +219,7 @@ START_TEST(nan_stays_in_its_token) {
     input in = input_open(&r, tokens, 0, OPROJ_POSITION_I64, DATA_RANDOM);
     uint16_t *clean = forward(&r, &l, &in.device);
     for (int j = 0; j < 3; j++) {
-      *input_at(&in, bad[j], r.heads - 1 - j, 500) = j ? 0x7FC0u : 0xFF80u;
+      *input_at(&in, bad[j], j % r.heads, 500) = j ? 0x7FC0u : 0xFF80u;
       for (size_t c = 0; c < hidden; c++) clean[(size_t)bad[j] * hidden + c] = BF16_NAN;
     }
     input_push(&r, &in);
@@ -208,8 +239,8 @@ END_TEST
 /* ---- graphs -------------------------------------------------------------------------------- */
 
 START_TEST(graph_replays_as_eager) {
-  rig r = large_rig(2);
-  int32_t tokens = large_counts[_i];
+  rig r = large_rig(_i % MODELS);
+  int32_t tokens = large_counts[_i / MODELS];
   size_t count = (size_t)tokens * (size_t)r.config.dims.hidden;
   layer l = layer_open(&r, OPROJ_DTYPE_E4M3, DATA_RANDOM, 50);
   input in = input_open(&r, tokens, 0, OPROJ_POSITION_I64, DATA_RANDOM);
@@ -247,10 +278,10 @@ int main(void) {
   Suite *suite = suite_create("cuda_large");
   TCase *tests = tcase_create("large");
   tcase_add_loop_test(tests, cublaslt_serves_large_batches, 0, 2);
-  tcase_add_loop_test(tests, exact_data_is_bit_equal, 0, 2);
-  tcase_add_test(tests, products_match_double);
-  tcase_add_test(tests, contexts_agree_bit_by_bit);
-  tcase_add_test(tests, nan_stays_in_its_token);
-  tcase_add_loop_test(tests, graph_replays_as_eager, 0, LARGE_COUNTS);
+  tcase_add_loop_test(tests, exact_data_is_bit_equal, 0, MODELS);
+  tcase_add_loop_test(tests, products_match_double, 0, MODELS);
+  tcase_add_loop_test(tests, contexts_agree_bit_by_bit, 0, MODELS);
+  tcase_add_loop_test(tests, nan_stays_in_its_token, 0, MODELS);
+  tcase_add_loop_test(tests, graph_replays_as_eager, 0, LARGE_COUNTS * MODELS);
   return run_gpu_suite(suite, tests);
 }

@@ -83,7 +83,10 @@ START_TEST(choice_by_layer) {
   CHOSEN(query.dims.quant_block = 32, "grouped-fast", "blocks of 32");
   CHOSEN(query.wo_a = OPROJ_DTYPE_BF16, "portable", "WO_A is bf16");
   CHOSEN(query.wo_b = OPROJ_DTYPE_BF16, "portable", "WO_B is bf16");
-  CHOSEN((query.wo_b = OPROJ_DTYPE_BF16, query.own_out = 1), "library-fast", "cuBLASLt");
+  CHOSEN(query.own_out = 1, "grouped-fast", "caller's");
+  CHOSEN((query.wo_b = OPROJ_DTYPE_BF16, query.own_out = 1), "grouped-fast", "caller's");
+  CHOSEN((query.sm = 100, query.wo_b = OPROJ_DTYPE_BF16, query.own_out = 1), "library-fast",
+         "cuBLASLt");
   CHOSEN(query.has_adapter = 1, "grouped-fast", "adapter");
   CHOSEN(query.dims.hidden = 576, "grouped-fast", "no multiples of cuBLASLt's blocks");
   CHOSEN(query.dims.hidden = 577, "portable", "hidden none of 4");

@@ -322,10 +322,10 @@ static oproj_status forward_chain(const oproj_kernels_weights *w, const oproj_io
     int early = (io->flags & OPROJ_EARLY_TRIGGER) != 0;
     return CUDA_IN_RANGE("decode", sm90_decode_forward(w, &input, partial, early, stream));
   }
-  int grouped = choice.path == OPROJ_PATH_GROUPED || choice.path == OPROJ_PATH_DECODE;
   int fused = choice.path == OPROJ_PATH_FUSED;
   oproj_quant zq = workspace_zq(k, io->tokens, out->fn ? out->layout : OPROJ_SCALE_F32);
-  if ((fused || grouped) && w->adapter.rank == 0) {
+  int own_wo_a = choice.path != OPROJ_PATH_PORTABLE && sm90_takes_groups(w);
+  if (own_wo_a && w->adapter.rank == 0) {
     TRY(forward_to_quantized_z(w, io, fused, &zq, stream));
   } else {
     TRY(forward_groups(w, io, k->work.z, stream));

@@ -11,6 +11,7 @@
 #include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/sm90_decode.h"
+#include "kernels/cuda/sm90_prefill.h"
 
 enum { FIRST_CAPABILITY = 80 };
 
@@ -136,7 +137,11 @@ static oproj_status open_fault(oproj_kernels *k) {
 
 static oproj_status open_on_device(oproj_kernels *k) {
   if (k->capability == 90) k->no_native = sm90_probe() != cudaSuccess;
-  if (k->capability == 90 && !k->no_native) CUDA_TRY(sm90_query_capacity(k->sm90_capacity));
+  if (k->capability == 90 && !k->no_native) {
+    CUDA_TRY(sm90_query_capacity(k->sm90_capacity));
+    if (k->config.max_tokens > SM90_MAX_TOKENS)
+      CUDA_TRY(sm90_prefill_load(k->config.dims.quant_block));
+  }
   CUDA_TRY(cudaStreamCreateWithFlags(&k->upload, cudaStreamNonBlocking));
   TRY(open_fault(k));
   TRY(open_workspace(k));

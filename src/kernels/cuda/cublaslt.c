@@ -106,22 +106,18 @@ static oproj_status describe(lt_call *call, int sm90, int32_t rows, int32_t cols
   return OPROJ_OK;
 }
 
-/* WO_A of one group. */
+/* WO_A of one group: not on SM90. */
 static oproj_status describe_group(lt_call *call, const oproj_kernels_weights *w, int32_t group,
                                    const oproj_quant *x, uint16_t *z) {
   const oproj_kernels *k = w->kernels;
   int32_t rows = k->config.dims.lora_rank, cols = k->group_cols, blocks = cols / BLOCK;
-  int sm90 = on_sm90(k);
-  TRY(describe(call, sm90, rows, cols, x->tokens, k->z_cols));
+  TRY(describe(call, 0, rows, cols, x->tokens, k->z_cols));
   call->w = (const uint8_t *)w->wo_a.data + (int64_t)group * rows * cols;
   call->x = x->codes + (int64_t)group * x->tokens * cols;
   call->out = z + (int64_t)group * rows;
-  if (!sm90)
-    return set_scales(
-        call, w->wo_a_tiles + (int64_t)group * rows * blocks,
-        k->work.xq_tiles + (int64_t)group * blocks * oproj_base_ceil_div(x->tokens, BLOCK) * BLOCK);
-  return set_scales(call, w->wo_a.scales + (int64_t)group * (rows / BLOCK) * blocks,
-                    (const float *)x->scales + (int64_t)group * blocks * padded_tokens(x->tokens));
+  return set_scales(
+      call, w->wo_a_tiles + (int64_t)group * rows * blocks,
+      k->work.xq_tiles + (int64_t)group * blocks * oproj_base_ceil_div(x->tokens, BLOCK) * BLOCK);
 }
 
 static oproj_status describe_out(lt_call *call, const oproj_kernels_weights *w,
@@ -172,11 +168,11 @@ void cuda_lt_close(oproj_kernels *k) {
   k->lt = NULL;
 }
 
-/* Whether the weights of a product are e4m3 with scales that cuBLASLt can read on this device. */
+/* Whether the weights of a product are e4m3 with scales that cuBLASLt can read on this device.  On
+ * SM90 it serves WO_B alone: our own WO_A is as fast and quantises z as well. */
 static int has_scales(const oproj_kernels_weights *w, lt_product product) {
-  const oproj_matrix *m = product == LT_GROUP ? &w->wo_a : &w->wo_b;
-  const uint32_t *tiles = product == LT_GROUP ? w->wo_a_tiles : w->wo_b_tiles;
-  return m->dtype == OPROJ_DTYPE_E4M3 && (on_sm90(w->kernels) || tiles);
+  if (on_sm90(w->kernels)) return product == LT_OUT && w->wo_b.dtype == OPROJ_DTYPE_E4M3;
+  return product == LT_GROUP ? w->wo_a_tiles != NULL : w->wo_b_tiles != NULL;
 }
 
 /* ---- choosing algorithms ------------------------------------------------------------------- */
@@ -360,7 +356,7 @@ oproj_status cuda_lt_project_groups(const oproj_kernels_weights *w, const oproj_
                                     uint16_t *z, cudaStream_t stream) {
   const oproj_kernels *k = w->kernels;
   const lt_choice *choice = choice_of(k, LT_GROUP, x->tokens);
-  if (!on_sm90(k)) TRY(cuda_lt_sm100_activation(x, BLOCK, k->work.xq_tiles, stream));
+  TRY(cuda_lt_sm100_activation(x, BLOCK, k->work.xq_tiles, stream));
   for (int32_t group = 0; group < k->config.groups; group++) {
     lt_call call;
     TRY(describe_group(&call, w, group, x, z));

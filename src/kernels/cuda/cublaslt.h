@@ -1,4 +1,5 @@
-/* cublaslt.h - both projections of large batches through cuBLASLt: V4's 128-blocks.
+/* cublaslt.h - projections of large batches through cuBLASLt, V4's 128-blocks: WO_B on SM90, both
+ * on SM100 and SM103.
  *
  * On SM90 cuBLASLt takes the checkpoint's weight scales and OPROJ_SCALE_F32 as they lie, but counts
  * tokens in fours.  The rows that pad a count read whatever follows the codes, times a scale of

@@ -4,7 +4,8 @@
  *   sm90_ptx.cuh       the instructions
  *   sm90_project.cuh   the kernel
  *   sm90_project.cu    its variants and their launch
- *   sm90_host.c        tensor maps, what fits, splits */
+ *   sm90_host.c        tensor maps, what fits, splits
+ *   sm90_prefill.*     the same product for many tokens: a kernel of its own */
 #ifndef OPROJ_KERNELS_CUDA_SM90_H
 #define OPROJ_KERNELS_CUDA_SM90_H
 
@@ -51,8 +52,12 @@ typedef struct sm90_product {
 
 /* ---- host side (sm90_host.c) --------------------------------------------------------------- */
 
-/* Describes e4m3 weights [rows, cols] in device memory to the copy engine, in boxes of box_rows x
- * 128. */
+/* Describes codes [depth, rows, cols] (depth 0: [rows, cols]) in device memory to the copy engine,
+ * in boxes of 1 x box_rows x 128, in the 128-byte swizzle.  What lies outside reads as zero. */
+oproj_status sm90_describe(CUtensorMap *out, const void *data, int64_t depth, int64_t rows,
+                           int64_t cols, uint32_t box_rows);
+
+/* Describes e4m3 weights [rows, cols] likewise, in boxes of box_rows x 128. */
 oproj_status sm90_describe_weights(CUtensorMap *out, const void *data, int64_t rows, int64_t cols,
                                    int32_t box_rows);
 

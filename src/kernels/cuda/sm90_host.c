@@ -1,6 +1,7 @@
 /* sm90_host.c - what a product on SM90 looks like to its kernel: tensor maps, tile, split, ring. */
 #include "base/error.h"
 #include "kernels/cuda/sm90.h"
+#include "kernels/cuda/sm90_prefill.h"
 
 enum { LOAD_VALUES = 8 }; /* bf16 values of a 16-byte load */
 
@@ -24,9 +25,7 @@ static oproj_status find_encoder(encode_fn *out) {
   return OPROJ_OK;
 }
 
-/* Bytes [depth, rows, cols] in boxes of 1 x box_rows x 128, in the 128-byte swizzle.  What lies
- * outside reads as zero. */
-static oproj_status encode(CUtensorMap *out, const void *data, int64_t depth, int64_t rows,
+oproj_status sm90_describe(CUtensorMap *out, const void *data, int64_t depth, int64_t rows,
                            int64_t cols, uint32_t box_rows) {
   encode_fn encoder = NULL;
   TRY(find_encoder(&encoder));
@@ -45,7 +44,7 @@ static oproj_status encode(CUtensorMap *out, const void *data, int64_t depth, in
 
 oproj_status sm90_describe_weights(CUtensorMap *out, const void *data, int64_t rows, int64_t cols,
                                    int32_t box_rows) {
-  return encode(out, data, 0, rows, cols, (uint32_t)box_rows);
+  return sm90_describe(out, data, 0, rows, cols, (uint32_t)box_rows);
 }
 
 /* ---- what fits ----------------------------------------------------------------------------- */
@@ -57,8 +56,7 @@ static int takes_cols(int64_t cols) {
 
 static int may_serve(const oproj_kernels *k) {
   oproj_path path = k->config.path;
-  return k->capability == 90 && !k->no_native && path != OPROJ_PATH_PORTABLE &&
-         path != OPROJ_PATH_LIBRARY;
+  return k->capability == 90 && !k->no_native && path != OPROJ_PATH_PORTABLE;
 }
 
 int sm90_takes_groups(const oproj_kernels_weights *w) {
@@ -121,8 +119,8 @@ static void choose_shape(const oproj_kernels *k, sm90_product *p, int most_split
 static oproj_status launch(sm90_product *p, const oproj_quant *activations, cudaStream_t stream) {
   if (p->tokens == 0) return OPROJ_OK;
   if (activations)
-    TRY(encode(&p->activations, activations->codes, activations->groups, activations->tokens,
-               activations->cols, (uint32_t)p->tile_tokens));
+    TRY(sm90_describe(&p->activations, activations->codes, activations->groups, activations->tokens,
+                      activations->cols, (uint32_t)p->tile_tokens));
   CUDA_TRY(sm90_launch_project(p, stream));
   return OPROJ_OK;
 }
@@ -161,6 +159,7 @@ oproj_status sm90_project_groups(const oproj_kernels_weights *w, const oproj_qua
     p.input = *input;
   }
   TRY(clear_scales(k, &result->zq, stream));
+  if (sm90_prefill_takes(k, &p)) return sm90_prefill_project(k, &p, x, w->wo_a.data, stream);
   choose_shape(k, &p, MOST_SPLIT);
   return launch(&p, x, stream);
 }
@@ -180,6 +179,7 @@ oproj_status sm90_project_out(const oproj_kernels_weights *w, const oproj_quant 
                     .out = partial,
                     .out_stride = k->config.dims.hidden,
                     .early = early};
+  if (sm90_prefill_takes(k, &p)) return sm90_prefill_project(k, &p, zq, w->wo_b.data, stream);
   choose_shape(k, &p, MOST_SPLIT);
   return launch(&p, zq, stream);
 }

@@ -92,6 +92,17 @@ __device__ __forceinline__ void copy_box_3d(uint32_t to, const CUtensorMap *map,
       : "memory");
 }
 
+/* The same box for every block of the cluster that `blocks` has a bit for, at the same address of
+ * each, completing on the same barrier of each. */
+__device__ __forceinline__ void multicast_box_2d(uint32_t to, const CUtensorMap *map,
+                                                 uint32_t barrier, int x, int y, uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "h"(blocks)
+      : "memory");
+}
+
 /* `bytes` is a multiple of 16, both addresses aligned to 16. */
 __device__ __forceinline__ void copy_bytes(uint32_t to, const void *from, uint32_t bytes,
                                            uint32_t barrier) {
@@ -133,6 +144,31 @@ __device__ __forceinline__ float4 load_peer(uint32_t address) {
                : "r"(address)
                : "memory");
   return v;
+}
+
+__device__ __forceinline__ uint32_t cluster_rank() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+/* Arrives on a barrier of another block of the cluster, whose address peer_address gives.  Only
+ * says that this thread has read; it publishes no writes to that block. */
+__device__ __forceinline__ void barrier_arrive_peer(uint32_t peer) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(peer) : "memory");
+}
+
+/* ---- registers ----------------------------------------------------------------------------- */
+
+/* Every warp of a warpgroup hands registers back, or waits for more; COUNT a thread, in eights. */
+template <int COUNT>
+__device__ __forceinline__ void registers_shrink() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+template <int COUNT>
+__device__ __forceinline__ void registers_grow() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
 /* ---- warpgroup products -------------------------------------------------------------------- */
