@@ -580,17 +580,19 @@ struct Project {
 
   /* ---- the block --------------------------------------------------------------------------- */
 
-  static __device__ void load_w_scales(const sm90_product &p, const Block &b) {
+  /* By the warps that multiply; they arrive at copies_wait.  Rows behind the last have none. */
+  static __device__ __forceinline__ void copy_w_scales(const sm90_product &p, const Block &b) {
     constexpr int ROW_BLOCKS = SM90_TILE_ROWS / BLOCK;
-    int count = b.slots * SCALES, columns = p.cols / BLOCK, all_blocks = ceil_div(p.rows, BLOCK);
-    float *to = reinterpret_cast<float *>(b.memory + b.at.w_scales);
-    for (int i = threadIdx.x; i < ROW_BLOCKS * count; i += THREADS) {
-      int row_block = b.tile * ROW_BLOCKS + i / count;
-      to[i] = row_block < all_blocks
-                  ? __ldg(p.w_scales + static_cast<int64_t>(row_block) * columns +
-                          b.first_slot * SCALES + i % count)
-                  : 0.0f;
-    }
+    int count = b.slots * SCALES, columns = p.cols / BLOCK;
+    int first = b.tile * ROW_BLOCKS, left = ceil_div(p.rows, BLOCK) - first;
+    const float *from = p.w_scales + static_cast<int64_t>(first) * columns + b.first_slot * SCALES;
+    uint32_t to = b.base + b.at.w_scales;
+#pragma unroll 1
+    for (int row_block = 0; row_block < ROW_BLOCKS && row_block < left; row_block++)
+#pragma unroll 1
+      for (int i = threadIdx.x; i < count; i += MATH_THREADS)
+        copy_word(to + (row_block * count + i) * 4,
+                  from + static_cast<int64_t>(row_block) * columns + i);
   }
 
   static __device__ Block describe_block(const sm90_product &p, uint8_t *memory) {
@@ -614,7 +616,7 @@ struct Project {
     if (warp == COPY_WARP && lane == 0) begin_copies(p, b);
     __syncwarp();
     if (p.early) let_successors_start();
-    load_w_scales(p, b);
+    if (warp < MATH_WARPS) copy_w_scales(p, b);
     __syncthreads();
 
     if (warp == COPY_WARP) {
@@ -626,6 +628,8 @@ struct Project {
       float total[SUMS] = {};
       const float *tile_scales = reinterpret_cast<const float *>(b.memory + b.at.w_scales);
       const float *warp_scales = tile_scales + warp * 16 / BLOCK * b.slots * SCALES;
+      copies_wait();
+      named_barrier(1, MATH_THREADS); /* the scales that the others copied */
       if constexpr (TOKENS_ARE_ROWS)
         multiply_turns(p, b, tile_scales, warp, lane, total);
       else if constexpr (N == SM90_MAX_TOKENS)
