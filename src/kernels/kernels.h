@@ -46,10 +46,13 @@ static inline size_t oproj_kernels_scale_bytes(const oproj_matrix *m) {
 }
 
 /* WO_B replaced by the caller's projection; fn == NULL means ours. */
+typedef struct oproj_kernels_push oproj_kernels_push;
 typedef struct oproj_kernels_out {
   oproj_out_fn fn;
   void *user;
   oproj_scale_layout layout;
+  const oproj_kernels_push *sink; /* not NULL: where forward is to push partial's tiles as they are
+                                     finished, for a sum_pushed of `sent` values that follows */
 } oproj_kernels_out;
 
 /* Sums over ranks of one host whose devices write to one another's memory (cuda/push.cu). */
@@ -59,12 +62,12 @@ typedef struct oproj_kernels_handle { /* of a mailbox, for another process of th
   char bytes[64];
 } oproj_kernels_handle;
 
-typedef struct oproj_kernels_push {
+struct oproj_kernels_push {
   int32_t size, rank;
   int64_t capacity;                          /* elements of the largest sum */
   void *mailboxes[OPROJ_KERNELS_PUSH_RANKS]; /* by rank: this rank's own and the opened ones */
   int64_t patience_ms; /* for another rank's part; then the sum is NaN and later calls fail */
-} oproj_kernels_push;
+};
 
 /* Every entry that takes a stream enqueues there and returns, or (ref) has finished on return.
  * Data pointers are the backend's memory; matrices and adapters are host memory. */
@@ -124,8 +127,8 @@ typedef struct oproj_kernels_ops {
                             uint16_t *out, void *stream);
 
   /* Memory that other processes of this host may open and write to, zeroed.  mailbox_bytes says how
-   * much a sum over `size` ranks of up to `capacity` elements needs.  NULL, all six, where there is
-   * no such memory. */
+   * much a sum over `size` ranks of up to `capacity` elements needs.  NULL, all seven, where
+   * there is no such memory. */
   size_t (*mailbox_bytes)(int32_t size, int64_t capacity);
   oproj_status (*mailbox_create)(oproj_kernels *kernels, size_t bytes, void **out,
                                  oproj_kernels_handle *handle);
@@ -134,11 +137,16 @@ typedef struct oproj_kernels_ops {
                                void **out);
   void (*mailbox_close)(oproj_kernels *kernels, void *mailbox); /* NULL is allowed */
 
-  /* As sum_ranks, the parts being every rank's `partial`, each pushed to all mailboxes.  All ranks
+  /* Whether forward of this call can push what it finishes. */
+  int (*can_push)(const oproj_kernels_weights *weights, const oproj_io *io,
+                  const oproj_kernels_out *out, const uint16_t *partial);
+
+  /* As sum_ranks, the parts being every rank's `partial`, each pushed to all mailboxes: here, or
+   * where `sent`, by the forward before, which must have been of as many elements.  All ranks
    * must call it in the same order with the same count.  out may be partial.  A rank that does not
    * is reported as ERR_COMM by a later call on this context, as bad positions are. */
   oproj_status (*sum_pushed)(oproj_kernels *kernels, const oproj_kernels_push *push, int64_t count,
-                             const uint16_t *partial, uint16_t *out, void *stream);
+                             const uint16_t *partial, uint16_t *out, int sent, void *stream);
 
   /* Makes bf16 [count] NaN: the share of a rank that could not compute it. */
   oproj_status (*make_nan)(oproj_kernels *kernels, uint16_t *values, int64_t count, void *stream);

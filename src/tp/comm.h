@@ -56,7 +56,7 @@ typedef struct oproj_comm_ops {
   oproj_status (*reduce)(oproj_comm *comm, oproj_reduce mode, int32_t tokens, int32_t hidden,
                          const uint16_t *partial, uint16_t *y);
 
-  /* The same in device memory, or NULL, all three, where the communicator knows host memory alone.
+  /* The same in device memory, or NULL, all four, where the communicator knows host memory alone.
    * attach is COLLECTIVE, allocates for max_tokens once, and leaves with one status on all ranks;
    * its kernels must outlive the end.  detach frees device memory, which waits for what still runs.
    * reduce_device only enqueues on `stream`, a CUDA graph may capture
@@ -64,7 +64,12 @@ typedef struct oproj_comm_ops {
   oproj_status (*attach)(oproj_comm *comm, const oproj_comm_site *site, oproj_comm_end **out);
   void (*detach)(oproj_comm *comm, oproj_comm_end *end);
   oproj_status (*reduce_device)(oproj_comm *comm, oproj_comm_end *end, oproj_reduce mode,
-                                int32_t tokens, const uint16_t *partial, uint16_t *y, void *stream);
+                                int32_t tokens, const uint16_t *partial, uint16_t *y, int sent,
+                                void *stream);
+
+  /* Where a backend may push this rank's part before reduce_device, which is then told that it is
+   * `sent`; NULL: nowhere, or not a sum of that mode and size. */
+  const oproj_kernels_push *(*sink)(const oproj_comm_end *end, oproj_reduce mode, int32_t tokens);
 
   void (*destroy)(oproj_comm *comm);
 } oproj_comm_ops;

@@ -173,7 +173,7 @@ static oproj_status sum_by_owners(comm_nccl *c, nccl_end *e, oproj_reduce mode, 
 }
 
 static oproj_status enqueue_sum(comm_nccl *c, nccl_end *e, oproj_reduce mode, int32_t tokens,
-                                const uint16_t *partial, uint16_t *y, void *stream) {
+                                const uint16_t *partial, uint16_t *y, int sent, void *stream) {
   int64_t elements = (int64_t)tokens * e->hidden;
   if (mode == OPROJ_REDUCE_VENDOR) {
     NCCL_TRY(c->nccl,
@@ -181,7 +181,7 @@ static oproj_status enqueue_sum(comm_nccl *c, nccl_end *e, oproj_reduce mode, in
     return OPROJ_OK;
   }
   if (oproj_push_takes(e->push, mode, elements))
-    return oproj_push_sum(e->push, elements, partial, y, stream);
+    return oproj_push_sum(e->push, elements, partial, y, sent, stream);
   if (mode == OPROJ_REDUCE_ALL && elements * 2 <= GATHER_BYTES)
     return gather_and_sum(c, e, elements, partial, y, stream);
   return sum_by_owners(c, e, mode, tokens, partial, y, stream);
@@ -189,14 +189,21 @@ static oproj_status enqueue_sum(comm_nccl *c, nccl_end *e, oproj_reduce mode, in
 
 static oproj_status nccl_reduce_device(oproj_comm *comm, oproj_comm_end *end, oproj_reduce mode,
                                        int32_t tokens, const uint16_t *partial, uint16_t *y,
-                                       void *stream) {
+                                       int sent, void *stream) {
   comm_nccl *c = nccl_of(comm);
   pthread_mutex_lock(&c->using);
   oproj_status status = oproj_watch_check(comm->watch);
   if (status == OPROJ_OK)
-    status = enqueue_sum(c, (nccl_end *)end, mode, tokens, partial, y, stream);
+    status = enqueue_sum(c, (nccl_end *)end, mode, tokens, partial, y, sent, stream);
   pthread_mutex_unlock(&c->using);
   return status;
+}
+
+static const oproj_kernels_push *nccl_sink(const oproj_comm_end *end, oproj_reduce mode,
+                                           int32_t tokens) {
+  const nccl_end *e = (const nccl_end *)end;
+  return oproj_push_takes(e->push, mode, (int64_t)tokens * e->hidden) ? oproj_push_sink(e->push)
+                                                                      : NULL;
 }
 
 /* ---- lost ranks ---------------------------------------------------------------------------- */
@@ -289,7 +296,7 @@ static oproj_status warm(comm_nccl *c, nccl_end *e, int32_t max_tokens) {
   if (max_tokens == 0) return OPROJ_OK;
   uint16_t *one_token = e->head.partial, probe;
   if (oproj_push_takes(e->push, OPROJ_REDUCE_ALL, e->hidden))
-    TRY(oproj_push_sum(e->push, e->hidden, one_token, one_token, NULL));
+    TRY(oproj_push_sum(e->push, e->hidden, one_token, one_token, 0, NULL));
   TRY(gather_and_sum(c, e, e->hidden, one_token, one_token, NULL));
   TRY(sum_by_owners(c, e, OPROJ_REDUCE_ALL, 1, one_token, one_token, NULL));
   NCCL_TRY(c->nccl, ncclAllReduce(one_token, one_token, (size_t)e->hidden, ncclBfloat16, ncclSum,
@@ -477,6 +484,7 @@ static const oproj_comm_ops nccl_ops = {
     .attach = nccl_attach,
     .detach = nccl_detach,
     .reduce_device = nccl_reduce_device,
+    .sink = nccl_sink,
     .destroy = nccl_destroy,
 };
 

@@ -211,19 +211,19 @@ static size_t reduced_elements(const oproj_ctx *ctx, int32_t tokens) {
 
 /* Nobody waits for the host: a failed rank's share is NaN, and its own y stays as it is. */
 static oproj_status reduce_on_device(oproj_ctx *ctx, oproj_status mine, int32_t tokens,
-                                     const uint16_t *partial, uint16_t *y, void *stream) {
+                                     const uint16_t *partial, uint16_t *y, int sent, void *stream) {
   const oproj_comm_ops *comm = ctx->comm->ops;
   TRY(oproj_comm_check(ctx->comm));
   if (mine == OPROJ_OK) {
     if (tokens == 0) return OPROJ_OK;
-    return comm->reduce_device(ctx->comm, ctx->end, ctx->reduce, tokens, partial, y, stream);
+    return comm->reduce_device(ctx->comm, ctx->end, ctx->reduce, tokens, partial, y, sent, stream);
   }
   if (tokens <= 0 || tokens > ctx->max_tokens) return mine; /* what peers do is unknown */
   uint16_t *own = ctx->partial;
   oproj_status status =
       ctx->ops->make_nan(ctx->kernels, own, (int64_t)tokens * ctx->dims.hidden, stream);
   if (status == OPROJ_OK)
-    status = comm->reduce_device(ctx->comm, ctx->end, ctx->reduce, tokens, own, own, stream);
+    status = comm->reduce_device(ctx->comm, ctx->end, ctx->reduce, tokens, own, own, 0, stream);
   return status == OPROJ_OK ? mine : status;
 }
 
@@ -240,13 +240,13 @@ static oproj_status reduce_staged(oproj_ctx *ctx, oproj_status mine, int32_t tok
 }
 
 oproj_status oproj_ctx_reduce(oproj_ctx *ctx, oproj_status mine, int32_t tokens,
-                              const uint16_t *partial, uint16_t *y, void *stream) {
+                              const uint16_t *partial, uint16_t *y, int sent, void *stream) {
   if (!oproj_ctx_sums(ctx)) {
     if (mine != OPROJ_OK || y == partial) return mine;
     return ctx->ops->sum_ranks(ctx->kernels, partial, 1, (int64_t)tokens * ctx->dims.hidden, y,
                                stream);
   }
-  if (ctx->end) return reduce_on_device(ctx, mine, tokens, partial, y, stream);
+  if (ctx->end) return reduce_on_device(ctx, mine, tokens, partial, y, sent, stream);
   if (!ctx->ops->host) return reduce_staged(ctx, mine, tokens, partial, y, stream);
   TRY(oproj_comm_agree(ctx->comm, mine));
   return ctx->comm->ops->reduce(ctx->comm, ctx->reduce, tokens, ctx->dims.hidden, partial, y);

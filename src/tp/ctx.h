@@ -39,7 +39,7 @@ int oproj_ctx_sums(const oproj_ctx *ctx);
  * nobody.  Where the host takes part in the sum, all ranks return the failure; where it does not,
  * this rank returns its own and the others receive NaN. */
 oproj_status oproj_ctx_reduce(oproj_ctx *ctx, oproj_status mine, int32_t tokens,
-                              const uint16_t *partial, uint16_t *y, void *stream);
+                              const uint16_t *partial, uint16_t *y, int sent, void *stream);
 
 struct oproj_layer {
   oproj_ctx *ctx; /* borrowed */

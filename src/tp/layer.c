@@ -205,11 +205,18 @@ static oproj_status check_pointer(const char *name, const void *pointer, int32_t
 
 /* ---- the hot call -------------------------------------------------------------------------- */
 
+/* *sent: this rank's part of the sum is on its way to the others already. */
 static oproj_status forward_here(oproj_layer *layer, const oproj_io *io, uint16_t *partial,
-                                 void *stream) {
+                                 int *sent, void *stream) {
+  const oproj_ctx *ctx = layer->ctx;
   oproj_io checked;
-  TRY(check_input(layer->ctx, io, &checked));
-  return layer->ctx->ops->forward(layer->weights, &checked, &layer->out, partial, stream);
+  oproj_kernels_out out = layer->out;
+  TRY(check_input(ctx, io, &checked));
+  if (ctx->end && ctx->ops->can_push && ctx->ops->can_push(layer->weights, &checked, &out, partial))
+    out.sink = ctx->comm->ops->sink(ctx->end, ctx->reduce, io->tokens);
+  TRY(ctx->ops->forward(layer->weights, &checked, &out, partial, stream));
+  *sent = out.sink != NULL;
+  return OPROJ_OK;
 }
 
 /* Whether this rank receives no row of y, so that y may be NULL. */
@@ -226,11 +233,12 @@ oproj_status oproj_forward(oproj_layer *layer, const oproj_io *io, void *stream)
   oproj_watch_enter(ctx->comm->watch, "forward", ctx->ops->host); /* the host may be any slow */
   uint16_t *partial = oproj_ctx_sums(ctx) ? ctx->partial : io->y;
   oproj_status status = OPROJ_OK;
+  int sent = 0;
   if (io->tokens >= 0 && !receives_nothing(ctx, io->tokens))
     status = check_pointer("y", io->y, io->tokens);
-  if (status == OPROJ_OK) status = forward_here(layer, io, partial, stream);
+  if (status == OPROJ_OK) status = forward_here(layer, io, partial, &sent, stream);
   oproj_watch_enter(ctx->comm->watch, "forward", 0);
-  return oproj_ctx_reduce(ctx, status, io->tokens, partial, io->y, stream);
+  return oproj_ctx_reduce(ctx, status, io->tokens, partial, io->y, sent, stream);
 }
 
 /* ---- the stages ---------------------------------------------------------------------------- */
@@ -317,5 +325,5 @@ oproj_status oproj_partial_reduce(oproj_ctx *ctx, int32_t tokens, const uint16_t
   REQUIRE(ctx, OPROJ_ERR_INVALID, "ctx must not be NULL");
   oproj_watch_enter(ctx->comm->watch, "reduction", 0);
   oproj_status status = check_reduction(ctx, tokens, partial, y);
-  return oproj_ctx_reduce(ctx, status, tokens, partial, y, stream);
+  return oproj_ctx_reduce(ctx, status, tokens, partial, y, 0, stream);
 }

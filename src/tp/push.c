@@ -114,7 +114,11 @@ int oproj_push_takes(const oproj_push *p, oproj_reduce mode, int64_t elements) {
   return p && mode == OPROJ_REDUCE_ALL && elements <= p->at.capacity;
 }
 
+const oproj_kernels_push *oproj_push_sink(const oproj_push *p) {
+  return &p->at;
+}
+
 oproj_status oproj_push_sum(oproj_push *p, int64_t elements, const uint16_t *partial, uint16_t *y,
-                            void *stream) {
-  return p->ops->sum_pushed(p->kernels, &p->at, elements, partial, y, stream);
+                            int sent, void *stream) {
+  return p->ops->sum_pushed(p->kernels, &p->at, elements, partial, y, sent, stream);
 }

@@ -20,8 +20,12 @@ void oproj_push_close(oproj_push *push);
 /* Whether it serves such a sum; the same on all ranks.  NULL serves none. */
 int oproj_push_takes(const oproj_push *push, oproj_reduce mode, int64_t elements);
 
-/* Enqueues the sum in rank order of every rank's bf16 [elements]; y may be partial. */
+/* Where a backend's forward may push this rank's part itself. */
+const oproj_kernels_push *oproj_push_sink(const oproj_push *push);
+
+/* Enqueues the sum in rank order of every rank's bf16 [elements]; y may be partial.  `sent`: this
+ * rank's part has been pushed. */
 oproj_status oproj_push_sum(oproj_push *push, int64_t elements, const uint16_t *partial,
-                            uint16_t *y, void *stream);
+                            uint16_t *y, int sent, void *stream);
 
 #endif /* OPROJ_TP_PUSH_H */

@@ -72,7 +72,8 @@ START_TEST(callers_projection_gets_quantised_z) {
   uint16_t *wanted = forward(&r, &l, &in.device, &own_out);
   callers_out own = {&r, l.cuda, 0};
   for (int layout = 0; layout < LAYOUTS; layout++) {
-    oproj_kernels_out out = {project_for_caller, &own, (oproj_scale_layout)layout};
+    oproj_kernels_out out = {
+        .fn = project_for_caller, .user = &own, .layout = (oproj_scale_layout)layout};
     uint16_t *found = forward(&r, &l, &in.device, &out);
     expect_same("partial", found, wanted, 5 * (size_t)r.config.dims.hidden);
     free(found);

@@ -93,7 +93,7 @@ static void expect_same_z(const rig *r, const layer *l, const input *in) {
   quant found = quant_open(r, OPROJ_SCALE_F32, 1, in->host.tokens, r->z_cols);
   quant wanted = quant_open(r, OPROJ_SCALE_F32, 1, in->host.tokens, r->z_cols);
   witness w = {r, &found};
-  oproj_kernels_out out = {take_z, &w, OPROJ_SCALE_F32};
+  oproj_kernels_out out = {.fn = take_z, .user = &w, .layout = OPROJ_SCALE_F32};
   uint16_t *z = malloc((size_t)in->host.tokens * (size_t)r->z_cols * sizeof *z);
   EXPECT_OK(r->ops->forward(l->cuda, &in->device, &out, NULL, NULL));
   EXPECT_OK(oproj_kernels_ref.group_forward(l->ref, &in->host, z, NULL));
@@ -144,7 +144,7 @@ static void check_random(const rig *r, const layer *l, int32_t tokens) {
   quant xq = quant_open(r, OPROJ_SCALE_F32, r->config.groups, tokens, r->group_cols);
   quant zq = quant_open(r, OPROJ_SCALE_F32, 1, tokens, r->z_cols);
   witness w = {r, &zq};
-  oproj_kernels_out out = {take_z, &w, OPROJ_SCALE_F32};
+  oproj_kernels_out out = {.fn = take_z, .user = &w, .layout = OPROJ_SCALE_F32};
 
   EXPECT_OK(oproj_kernels_ref.input_quantize(r->ref, &in.host, &xq.host, NULL));
   EXPECT_OK(r->ops->forward(l->cuda, &in.device, &out, NULL, NULL));

@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/num.h"
 #include "gpu/cuda_rig.h"
@@ -76,7 +77,7 @@ static void sum_everywhere(const ranks *all, int64_t count, bool in_place) {
   for (int32_t i = 0; i < all->size; i++) {
     const rank *a = &all->at[i];
     EXPECT_OK(a->r.ops->sum_pushed(a->r.cuda, &a->push, count, a->partial,
-                                   in_place ? a->partial : a->y, a->stream));
+                                   in_place ? a->partial : a->y, 0, a->stream));
   }
 }
 
@@ -141,7 +142,7 @@ START_TEST(graphs_number_their_sums) {
     for (int s = 0; s < SUMS; s++) {
       int64_t count = (int64_t)(hash(7, (uint64_t)s) % 64) * 113;
       most = count > most ? count : most;
-      EXPECT_OK(a->r.ops->sum_pushed(a->r.cuda, &a->push, count, a->partial, a->y, a->stream));
+      EXPECT_OK(a->r.ops->sum_pushed(a->r.cuda, &a->push, count, a->partial, a->y, 0, a->stream));
     }
     ck_assert_int_eq(cudaStreamEndCapture(a->stream, &graph), cudaSuccess);
     ck_assert_int_eq(cudaGraphInstantiate(&graphs[i], graph, 0), cudaSuccess);
@@ -165,6 +166,48 @@ START_TEST(graphs_number_their_sums) {
   }
   free(y);
   for (int32_t i = 0; i < size; i++) cudaGraphExecDestroy(graphs[i]);
+  ranks_close(&all);
+}
+END_TEST
+
+/* ---- forward as the sender ----------------------------------------------------------------- */
+
+/* A rank's forward pushes its partial, and the sum finds it there: the bits of a sum that pushes
+ * for itself.  Forward waits for no other rank, so the ranks run one after the other. */
+START_TEST(forward_pushes_what_it_finishes) {
+  enum { SIZE = 3, TOKENS = 7, HIDDEN = 640, COUNT = TOKENS * HIDDEN, ROUNDS = 3 };
+  ranks all = ranks_open(SIZE, 20000);
+  rig model = rig_open(HIDDEN, 2, 512, 2, 256, _i ? 128 : 32, TOKENS);
+  input in = input_open(&model, TOKENS, 0, OPROJ_POSITION_I64, DATA_RANDOM);
+  uint16_t wanted[COUNT], found[COUNT];
+  layer layers[SIZE];
+  for (int32_t i = 0; i < SIZE; i++)
+    layers[i] = layer_open(&model, OPROJ_DTYPE_E4M3, DATA_RANDOM, 60 + (uint64_t)i);
+  for (int round = 0; round < ROUNDS; round++) {
+    for (int sent = 0; sent < 2; sent++) {
+      for (int32_t i = 0; i < SIZE; i++) {
+        const rank *a = &all.at[i];
+        oproj_kernels_out out = {.sink = sent ? &a->push : NULL};
+        ck_assert(!sent || model.ops->can_push(layers[i].cuda, &in.device, &out, a->partial));
+        EXPECT_OK(model.ops->forward(layers[i].cuda, &in.device, &out, a->partial, a->stream));
+        ck_assert_int_eq(cudaStreamSynchronize(a->stream), cudaSuccess);
+      }
+      for (int32_t i = 0; i < SIZE; i++) {
+        const rank *a = &all.at[i];
+        EXPECT_OK(
+            a->r.ops->sum_pushed(a->r.cuda, &a->push, COUNT, a->partial, a->y, sent, a->stream));
+      }
+      for (int32_t i = 0; i < SIZE; i++) {
+        const rank *a = &all.at[i];
+        EXPECT_OK(a->r.ops->buffer_read(a->r.cuda, found, a->y, sizeof found, a->stream));
+        if (!sent && i == 0) memcpy(wanted, found, sizeof wanted);
+        expect_same(sent ? "pushed by forward" : "pushed by the sum", found, wanted, COUNT);
+      }
+    }
+  }
+  for (int32_t i = 0; i < SIZE; i++) layer_close(&model, &layers[i]);
+  input_close(&model, &in);
+  rig_close(&model);
   ranks_close(&all);
 }
 END_TEST
@@ -200,5 +243,7 @@ int main(void) {
   tcase_add_loop_test(tests, ranks_get_the_same_sum, 0, 6);
   tcase_add_loop_test(tests, graphs_number_their_sums, 0, 5);
   tcase_add_loop_test(tests, a_missing_rank_is_named, 0, 5);
+  if (oproj_device_capability(0) == 90)
+    tcase_add_loop_test(tests, forward_pushes_what_it_finishes, 0, 2);
   return run_gpu_suite(suite, tests);
 }

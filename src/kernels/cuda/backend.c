@@ -320,7 +320,8 @@ static oproj_status forward_chain(const oproj_kernels_weights *w, const oproj_io
   if (choice.path == OPROJ_PATH_DECODE && sm90_decode_takes(w, io, partial)) {
     cuda_input input = describe_input(k, io);
     int early = (io->flags & OPROJ_EARLY_TRIGGER) != 0;
-    return CUDA_IN_RANGE("decode", sm90_decode_forward(w, &input, partial, early, stream));
+    return CUDA_IN_RANGE("decode",
+                         sm90_decode_forward(w, &input, partial, out->sink, early, stream));
   }
   int fused = choice.path == OPROJ_PATH_FUSED;
   oproj_quant zq = workspace_zq(k, io->tokens, out->fn ? out->layout : OPROJ_SCALE_F32);
@@ -340,6 +341,13 @@ static oproj_status cuda_forward(oproj_kernels_weights *w, const oproj_io *io,
                                  const oproj_kernels_out *out, uint16_t *partial, void *stream) {
   TRY(cuda_enter(w->kernels));
   return forward_chain(w, io, out, partial, stream);
+}
+
+static int cuda_can_push(const oproj_kernels_weights *w, const oproj_io *io,
+                         const oproj_kernels_out *out, const uint16_t *partial) {
+  oproj_path_choice choice;
+  return choose_path(w, io->tokens, out->fn != NULL, &choice) == OPROJ_OK &&
+         choice.path == OPROJ_PATH_DECODE && sm90_decode_takes(w, io, partial);
 }
 
 /* ---- warm-up ------------------------------------------------------------------------------- */
@@ -373,7 +381,7 @@ static oproj_status warm_inputs(const oproj_kernels_weights *w, char *zeros, cud
 /* Every power of two of tokens and the most there are: each variant begins at one of them.  A
  * forced path may refuse some.  x holds the input, and y once the input is spent. */
 static oproj_status warm_counts(const oproj_kernels_weights *w, char *zeros, cudaStream_t stream) {
-  static const oproj_kernels_out own = {NULL, NULL, OPROJ_SCALE_F32};
+  static const oproj_kernels_out own = {.layout = OPROJ_SCALE_F32};
   int32_t most = w->kernels->config.max_tokens;
   for (int64_t next = 1, tokens = 0; tokens < most; next *= 2) {
     tokens = next < most ? next : most;
@@ -445,6 +453,7 @@ static const oproj_kernels_ops cuda_ops = {
     .mailbox_destroy = cuda_mailbox_destroy,
     .mailbox_open = cuda_mailbox_open,
     .mailbox_close = cuda_mailbox_close,
+    .can_push = cuda_can_push,
     .sum_pushed = cuda_sum_pushed,
     .make_nan = cuda_make_nan,
     .capability = cuda_capability,

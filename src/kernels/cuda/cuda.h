@@ -273,10 +273,14 @@ typedef struct cuda_push {
   cuda_fault *fault;
   uint64_t patience_ns;
   int32_t whole;     /* count is a multiple of 4, partial and out aligned to 8 bytes */
+  int32_t sent;      /* the kernel before has pushed this rank's part */
   int32_t dependent; /* launch while the kernel before still runs; capability 9.0 or newer */
 } cuda_push;
 
 cudaError_t cuda_launch_push(const cuda_push *push, cudaStream_t stream);
+
+/* What a kernel of this context needs to push; the caller fills in partial, out and count. */
+cuda_push cuda_describe_push(const oproj_kernels *kernels, const oproj_kernels_push *push);
 
 /* As kernels.h describes these members of the table. */
 size_t cuda_mailbox_bytes(int32_t size, int64_t capacity);
@@ -287,7 +291,7 @@ oproj_status cuda_mailbox_open(oproj_kernels *kernels, const oproj_kernels_handl
                                void **out);
 void cuda_mailbox_close(oproj_kernels *kernels, void *mailbox);
 oproj_status cuda_sum_pushed(oproj_kernels *kernels, const oproj_kernels_push *push, int64_t count,
-                             const uint16_t *partial, uint16_t *out, void *stream);
+                             const uint16_t *partial, uint16_t *out, int sent, void *stream);
 oproj_status cuda_host_create(oproj_kernels *kernels, size_t bytes, void **out);
 void cuda_host_destroy(oproj_kernels *kernels, void *memory);
 oproj_status cuda_sum_ranks(oproj_kernels *kernels, const uint16_t *parts, int32_t n, int64_t count,

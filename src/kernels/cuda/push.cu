@@ -13,7 +13,7 @@
  * The parts are added in f32 in rank order, from the first, and rounded once: every rank computes
  * the same bits.  Grid: x over runs of 4 elements, at most MOST_BLOCKS blocks, all resident.
  * Bound: latency of the link up to tens of KB, then its bandwidth, (n - 1) 4 count bytes out. */
-#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/push.cuh"
 
 namespace {
 
@@ -81,11 +81,6 @@ __device__ __forceinline__ void add_run(const uint2 &part, float (&sums)[RUN]) {
   sums[3] = oproj_num_add(sums[3], high.y);
 }
 
-/* Where a sender's words of a sum begin in a mailbox. */
-__device__ __forceinline__ int64_t offset(const cuda_push &p, uint32_t number, int sender) {
-  return (static_cast<int64_t>(number % 2) * p.n + sender) * p.words;
-}
-
 __device__ __forceinline__ void give_up(const cuda_push &p, int sender) {
   volatile cuda_push_control *control = p.control;
   volatile cuda_fault *fault = p.fault;
@@ -103,7 +98,8 @@ __device__ __forceinline__ bool receive(const cuda_push &p, uint32_t number, int
   for (int polls = 0; missing != 0; polls++) {
 #pragma unroll
     for (int s = 0; s < N; s++)
-      if (missing >> s & 1) w[s] = look(p.mailboxes[p.rank] + offset(p, number, s) + 2 * run);
+      if (missing >> s & 1)
+        w[s] = look(p.mailboxes[p.rank] + mailbox_offset(p, number, s) + 2 * run);
 #pragma unroll
     for (int s = 0; s < N; s++)
       if ((missing >> s & 1) && numbered(w[s], number)) missing &= ~(1u << s);
@@ -118,13 +114,6 @@ __device__ __forceinline__ bool receive(const cuda_push &p, uint32_t number, int
   return true;
 }
 
-/* Memory that nobody has written to holds number 0, so that number is left out; its neighbour of
- * the same parity takes its place.  Numbers come round after 2^32 sums: by then only a word that no
- * sum was long enough to write in all that time could hold the one that is waited for. */
-__device__ __forceinline__ uint32_t next_number(uint32_t last) {
-  return last + 1 != 0 ? last + 1 : 2;
-}
-
 template <int N>
 __global__ void __launch_bounds__(THREADS) push_kernel(const __grid_constant__ cuda_push p) {
   int64_t first = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
@@ -132,16 +121,16 @@ __global__ void __launch_bounds__(THREADS) push_kernel(const __grid_constant__ c
           runs = ceil_div<int64_t>(p.count, RUN);
   let_successors_start();
   wait_for_predecessors();
-  uint32_t number = next_number(p.control->sums);
+  uint32_t number = next_sum(p.control->sums);
   bool lost = p.control->lost != 0;
 
-  for (int64_t run = first; run < runs; run += stride) {
+  for (int64_t run = first; run < runs && !p.sent; run += stride) {
     uint2 mine = load_run(p, run);
     uint64_t flag = static_cast<uint64_t>(number) << 32;
     Words w = {flag | mine.x, flag | mine.y};
     for (int s = 1; s < p.n; s++) {
       int to = p.rank + s < p.n ? p.rank + s : p.rank + s - p.n;
-      send(p.mailboxes[to] + offset(p, number, p.rank) + 2 * run, w);
+      send(p.mailboxes[to] + mailbox_offset(p, number, p.rank) + 2 * run, w);
     }
   }
   for (int64_t run = first; run < runs; run += stride) {

@@ -124,22 +124,28 @@ void cuda_mailbox_close(oproj_kernels *k, void *mailbox) {
   cudaIpcCloseMemHandle(mailbox);
 }
 
-oproj_status cuda_sum_pushed(oproj_kernels *k, const oproj_kernels_push *push, int64_t count,
-                             const uint16_t *partial, uint16_t *out, void *stream) {
-  CUDA_TRY(cudaSetDevice(k->device));
-  cuda_push p = {.partial = partial,
-                 .out = out,
-                 .count = count,
-                 .n = push->size,
+cuda_push cuda_describe_push(const oproj_kernels *k, const oproj_kernels_push *push) {
+  cuda_push p = {.n = push->size,
                  .rank = push->rank,
                  .words = words_of(push->capacity),
                  .control = push->mailboxes[push->rank],
                  .fault = k->fault_device,
                  .patience_ns = (uint64_t)push->patience_ms * 1000000,
-                 .whole = count % RUN == 0 && ((uintptr_t)partial | (uintptr_t)out) % 8 == 0,
                  .dependent = k->capability >= 90};
   for (int32_t r = 0; r < push->size; r++)
     p.mailboxes[r] = (uint64_t *)((char *)push->mailboxes[r] + CUDA_PUSH_HEAD);
+  return p;
+}
+
+oproj_status cuda_sum_pushed(oproj_kernels *k, const oproj_kernels_push *push, int64_t count,
+                             const uint16_t *partial, uint16_t *out, int sent, void *stream) {
+  CUDA_TRY(cudaSetDevice(k->device));
+  cuda_push p = cuda_describe_push(k, push);
+  p.partial = partial;
+  p.out = out;
+  p.count = count;
+  p.whole = count % RUN == 0 && ((uintptr_t)partial | (uintptr_t)out) % 8 == 0;
+  p.sent = sent;
   CUDA_TRY(cuda_launch_push(&p, stream));
   return OPROJ_OK;
 }

@@ -24,6 +24,7 @@
 #define OPROJ_KERNELS_CUDA_SM90_DECODE_CUH
 
 #include "kernels/cuda/input.cuh"
+#include "kernels/cuda/push.cuh"
 #include "kernels/cuda/sm90_exchange.cuh"
 #include "kernels/cuda/sm90_ptx.cuh"
 
@@ -565,8 +566,8 @@ struct Decode {
   /* ---- the end ----------------------------------------------------------------------------- */
 
   /* Adds the two halves of K and writes a token per warp, two rows per lane. */
-  static __device__ void write_partial(const sm90_decode &p, const Block &b, int warp, int lane,
-                                       const float (&total)[SUMS]) {
+  static __device__ void write_partial(const sm90_decode &p, const Block &b, uint32_t number,
+                                       int warp, int lane, const float (&total)[SUMS]) {
     float *sums = b.floats(b.at.sums);
     int half = warp / 4, row = warp % 4 * 16 + lane / 4;
     named_barrier(MATH_MEETS, MATH_THREADS); /* a tile's sums may lie there */
@@ -582,8 +583,9 @@ struct Decode {
       float2 second = *reinterpret_cast<const float2 *>(sums + (N + token) * OUT_PITCH + 2 * lane);
       uint32_t low = oproj_bf16_from_f32(first.x + second.x);
       uint32_t high = oproj_bf16_from_f32(first.y + second.y);
-      *reinterpret_cast<uint32_t *>(p.partial + static_cast<int64_t>(token) * p.hidden +
-                                    b.first_row + 2 * lane) = low | high << 16;
+      int64_t at = static_cast<int64_t>(token) * p.hidden + b.first_row + 2 * lane;
+      if (p.sink.n > 1) push_pair(p.sink, number, at / 2, low | high << 16);
+      *reinterpret_cast<uint32_t *>(p.partial + at) = low | high << 16;
     }
   }
 
@@ -611,8 +613,8 @@ struct Decode {
                 last - first + 1, b_columns, b_columns, worker);
   }
 
-  static __device__ void run_products(const sm90_decode &p, const Block &b, int epoch, int warp,
-                                      int lane) {
+  static __device__ void run_products(const sm90_decode &p, const Block &b, int epoch,
+                                      uint32_t number, int warp, int lane) {
     Cursor at;
     if (b.a_slots > 0) {
       float total[SUMS] = {};
@@ -625,7 +627,7 @@ struct Decode {
     if (b.b_slots > 0) {
       float total[SUMS] = {};
       sum_wo_b(p, b, warp, lane, &at, total);
-      write_partial(p, b, warp, lane, total);
+      write_partial(p, b, number, warp, lane, total);
     }
   }
 
@@ -656,13 +658,14 @@ struct Decode {
     copy_weight_scales(p, b, worker * WARP + lane);
     wait_for_predecessors();
     uint4 control = load_words(p.exchange.control);
+    uint32_t number = p.sink.n > 1 ? next_sum(p.sink.control->sums) : 0; /* of the ranks' sum */
     quantize_input(p, b, worker, lane);
     int epoch = epoch_of(control);
     copies_wait();
     named_barrier(ALL_READY, THREADS);
     if (threadIdx.x == 0) count_block(p.exchange.control);
     if (warp < MATH_WARPS)
-      run_products(p, b, epoch, warp, lane);
+      run_products(p, b, epoch, number, warp, lane);
     else
       run_helpers(p, b, epoch, control, warp - FIRST_HELP_WARP, lane);
   }

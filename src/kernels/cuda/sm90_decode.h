@@ -46,6 +46,7 @@ typedef struct sm90_decode {
   cuda_input input;         /* tokens 1 to OPROJ_KERNELS_DECODE_TOKENS */
   decode_exchange exchange;
   uint16_t *partial; /* bf16 [tokens, hidden], 4-byte aligned */
+  cuda_push sink;    /* n > 1: partial is pushed to the other ranks as well */
   CUtensorMap wo_a;  /* e4m3 [z cols, group cols], boxes of 128 x 128 */
   CUtensorMap wo_b;  /* e4m3 [hidden, z cols], boxes of out_rows x 128 */
 } sm90_decode;
@@ -67,7 +68,8 @@ int sm90_decode_takes(const oproj_kernels_weights *weights, const oproj_io *io,
                       const uint16_t *partial);
 
 oproj_status sm90_decode_forward(const oproj_kernels_weights *weights, const cuda_input *input,
-                                 uint16_t *partial, int early, cudaStream_t stream);
+                                 uint16_t *partial, const oproj_kernels_push *sink, int early,
+                                 cudaStream_t stream);
 
 /* ---- device side (sm90_decode.cu) ---------------------------------------------------------- */
 

@@ -80,7 +80,8 @@ static oproj_status choose_rings(sm90_decode *p) {
 }
 
 oproj_status sm90_decode_forward(const oproj_kernels_weights *w, const cuda_input *input,
-                                 uint16_t *partial, int early, cudaStream_t stream) {
+                                 uint16_t *partial, const oproj_kernels_push *sink, int early,
+                                 cudaStream_t stream) {
   const oproj_kernels *k = w->kernels;
   sm90_decode p = {.wo_a = w->wo_a_map,
                    .wo_b = w->wo_b_decode_map,
@@ -95,6 +96,7 @@ oproj_status sm90_decode_forward(const oproj_kernels_weights *w, const cuda_inpu
                    .wo_b_scales = w->wo_b.scales,
                    .partial = partial,
                    .early = early};
+  if (sink) p.sink = cuda_describe_push(k, sink);
   TRY(choose_rings(&p));
   CUDA_TRY(sm90_launch_decode(&p, stream));
   return OPROJ_OK;
