@@ -25,6 +25,12 @@ static int32_t window_of(int32_t slots) {
   return slots <= SHORT_SLOTS ? 2 : slots <= LONG_SLOTS ? 3 : 4;
 }
 
+/* Shared memory holds the input of a block's part of WO_A beside the rings. */
+static int32_t most_tokens(int32_t a_slots) {
+  enum { FEW_SLOTS = 8 };
+  return a_slots <= FEW_SLOTS ? OPROJ_KERNELS_DECODE_TOKENS : OPROJ_KERNELS_DECODE_TOKENS / 2;
+}
+
 /* Beyond, every block's receiving all of z costs more than launches do. */
 static int32_t fastest_tokens(int32_t slots) {
   return slots <= MIDDLE_SLOTS ? 16 : slots <= LONG_SLOTS ? 8 : 4;
@@ -53,7 +59,8 @@ const char *oproj_kernels_decode_shape(const oproj_dims *dims, int32_t groups, i
     return "WO_B has more rows than the device's blocks hold at once";
   int32_t out_blocks = ceil_div(dims->hidden, s.out_rows);
   s.blocks = s.tiles * s.split > out_blocks ? s.tiles * s.split : out_blocks;
-  int32_t slots = group_cols / TILE / s.split + z_cols / (2 * TILE);
+  int32_t a_slots = group_cols / TILE / s.split, slots = a_slots + z_cols / (2 * TILE);
+  s.most = most_tokens(a_slots);
   s.window = window_of(slots);
   s.tokens = fastest_tokens(slots);
   *out = s;

@@ -192,7 +192,7 @@ const char *oproj_kernels_cuda_versions(char *text, size_t bytes);
 /* ---- the kernel that takes a few tokens through the whole chain in one launch ---------------- */
 
 enum {
-  OPROJ_KERNELS_DECODE_TOKENS = 16,  /* most tokens of a launch */
+  OPROJ_KERNELS_DECODE_TOKENS = 32,  /* most tokens of a launch */
   OPROJ_KERNELS_DECODE_SPLIT = 16,   /* most blocks that share a tile of WO_A */
   OPROJ_KERNELS_DECODE_OUT_ROWS = 64 /* most rows of WO_B of a block: an instruction's */
 };
@@ -204,6 +204,7 @@ typedef struct oproj_kernels_decode {
   int32_t split, log2_split; /* blocks that share a tile's K */
   int32_t out_rows;          /* WO_B: rows of a block, a multiple of 8 */
   int32_t window; /* slots of weights, 16 KB each, that a block has on their way at a time */
+  int32_t most;   /* tokens that a launch can take */
   int32_t tokens; /* up to so many it is faster than a launch for each stage */
 } oproj_kernels_decode;
 

@@ -79,9 +79,9 @@ static const char *why_not_decode(const oproj_path_query *q, int fastest) {
   if (q->own_out) return "WO_B is the caller's";
   if (q->wo_a != OPROJ_DTYPE_E4M3 || q->wo_b != OPROJ_DTYPE_E4M3) return "a weight is bf16";
   if (q->has_adapter) return "an adapter needs the bf16 input";
-  if (q->tokens > OPROJ_KERNELS_DECODE_TOKENS) return "more than 16 tokens";
   why = oproj_kernels_decode_shape(&q->dims, q->groups,
                                    q->resident > 0 ? q->resident : USUAL_RESIDENT, &shape);
+  if (!why && q->tokens > shape.most) return "more tokens than one launch takes";
   if (!why && fastest && q->tokens > shape.tokens)
     why = "so many tokens of so large a share are faster stage by stage";
   return why;

@@ -17,7 +17,7 @@ const run_path run_paths[RUN_PATHS] = {{OPROJ_PATH_AUTO, "auto", 0, 1 << 20, 0},
                                        {OPROJ_PATH_PORTABLE, "portable", 0, 1 << 20, 0},
                                        {OPROJ_PATH_GROUPED, "grouped", 0, 1 << 20, 0},
                                        {OPROJ_PATH_FUSED, "fused", 0, 32, 0},
-                                       {OPROJ_PATH_DECODE, "decode", 0, 16, 0},
+                                       {OPROJ_PATH_DECODE, "decode", 0, 32, 0},
                                        {OPROJ_PATH_LIBRARY, "library", 768, 1 << 20, 128}};
 
 int run_has(oproj_path path) {

@@ -6,22 +6,27 @@ namespace {
 using sm90::decode::decode_kernel;
 using sm90::decode::THREADS;
 
-/* The variant for a number of tokens and a block size. */
-void (*variant_of(const sm90_decode &p))(sm90_decode) {
-  if (p.input.tokens <= 8)
-    return p.input.block == 128 ? decode_kernel<8, 128> : decode_kernel<8, 32>;
-  return p.input.block == 128 ? decode_kernel<16, 128> : decode_kernel<16, 32>;
+/* Columns of the instruction that holds so many tokens. */
+int columns_of(int tokens) {
+  return tokens <= 8 ? 8 : tokens <= 16 ? 16 : 32;
+}
+
+template <int BLOCK>
+void (*variant_of(int columns))(sm90_decode) {
+  return columns == 8    ? decode_kernel<8, BLOCK>
+         : columns == 16 ? decode_kernel<16, BLOCK>
+                         : decode_kernel<32, BLOCK>;
 }
 
 }  // namespace
 
 extern "C" size_t sm90_decode_shared_bytes(const sm90_decode *p) {
-  int tokens = p->input.tokens <= 8 ? 8 : OPROJ_KERNELS_DECODE_TOKENS;
-  return static_cast<size_t>(sm90::decode::shared_layout(*p, tokens, p->input.block).bytes);
+  int columns = columns_of(p->input.tokens);
+  return static_cast<size_t>(sm90::decode::shared_layout(*p, columns, p->input.block).bytes);
 }
 
 extern "C" cudaError_t sm90_decode_capacity(int32_t *blocks) {
-  void (*kernel)(sm90_decode) = decode_kernel<16, 32>; /* the one with the most registers */
+  void (*kernel)(sm90_decode) = decode_kernel<32, 32>; /* the one with the most registers */
   int device = 0, multiprocessors = 0, each = 0;
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SM90_SHARED_BYTES);
@@ -36,7 +41,9 @@ extern "C" cudaError_t sm90_decode_capacity(int32_t *blocks) {
 }
 
 extern "C" cudaError_t sm90_launch_decode(const sm90_decode *p, cudaStream_t stream) {
-  void (*kernel)(sm90_decode) = variant_of(*p);
+  int columns = columns_of(p->input.tokens);
+  void (*kernel)(sm90_decode) =
+      p->input.block == 128 ? variant_of<128>(columns) : variant_of<32>(columns);
   size_t shared = sm90_decode_shared_bytes(p);
   cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                            static_cast<int>(shared));

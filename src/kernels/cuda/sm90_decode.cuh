@@ -46,7 +46,7 @@ constexpr int TILE_PITCH = TILE + 4,
               OUT_PITCH = OPROJ_KERNELS_DECODE_OUT_ROWS + 4; /* floats: no bank twice */
 constexpr int ALL_READY = 1, MATH_MEETS = 2;                 /* named barriers */
 
-/* Where things lie in a block's shared memory, offsets in bytes, N being 8 or 16 tokens. */
+/* Where things lie in a block's shared memory, offsets in bytes, N being 8, 16 or 32 tokens. */
 struct Shared {
   int codes;           /* input: [slots of WO_A][N][TILE], swizzled */
   int z, z_slot_bytes; /* ring: [z_stages]: codes [2][N][TILE], scales f32 [2][N][SCALE_PITCH] */
@@ -323,7 +323,7 @@ struct Decode {
 
   /* Slots between waits for the tensor core; their numbers are multiples of it.  The other
    * warpgroup multiplies while this one adds. */
-  static constexpr int BATCH = 2;
+  static constexpr int BATCH = SETS * SUMS <= 32 ? 2 : 1;
 
   static __device__ __forceinline__ void multiply(const Operands (&o)[BATCH], int lane,
                                                   float (&total)[SUMS]) {
@@ -484,20 +484,20 @@ struct Decode {
   /* With a split its blocks share out the tokens; each adds the parts in order of K. */
   static __device__ bool finish_split_tile(const sm90_decode &p, const Block &b, int epoch,
                                            int helper, int lane) {
-    constexpr int AT_ONCE = 8;
+    constexpr int PARTS = 8; /* on their way at a time */
     int tokens = p.input.tokens, split = p.shape.split, stride = tokens * TILE / 4;
     const uint4 *tile = reinterpret_cast<const uint4 *>(p.exchange.partials[epoch]) +
                         static_cast<int64_t>(b.tile) * split * stride + lane;
     for (int token = b.part + split * helper; token < tokens; token += split * HELP_WARPS) {
       float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      for (int part = 0; part < split; part += AT_ONCE) {
-        uint4 v[AT_ONCE];
-        int count = split - part < AT_ONCE ? split - part : AT_ONCE;
-        if (!receive<AT_ONCE>(p.exchange.control, tile + part * stride + token * (TILE / 4), stride,
-                              (1u << count) - 1, v))
+      for (int part = 0; part < split; part += PARTS) {
+        uint4 v[PARTS];
+        int count = split - part < PARTS ? split - part : PARTS;
+        if (!receive<PARTS>(p.exchange.control, tile + part * stride + token * (TILE / 4), stride,
+                            (1u << count) - 1, v))
           return false;
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
+        for (int i = 0; i < PARTS; i++) {
           if (i >= count) break;
           sum.x += oproj_num_from_bits(v[i].x);
           sum.y += oproj_num_from_bits(v[i].y);
@@ -528,7 +528,8 @@ struct Decode {
   /* z of a slot, 256 columns, is contiguous in the exchange: per 128 columns and token 8 pieces of
    * codes and one of scales, 16 bytes each. */
   static constexpr int PIECES = DECODE_Z_WORDS / 4;
-  static constexpr int PASSES = ceil_div(2 * N * PIECES, WARP);
+  static constexpr int PASSES = ceil_div(2 * N * PIECES, WARP); /* 5, 9 or 18 */
+  static constexpr int AT_ONCE = PASSES <= 9 ? PASSES : 6;      /* of them on their way */
 
   static __device__ void receive_z(const sm90_decode &p, const Block &b, int epoch, int helper,
                                    int lane, bool stalled) {
@@ -546,16 +547,21 @@ struct Decode {
     uint32_t nan = 0x7FC00000u;
     for (int i = helper; i < b.b_slots; i += HELP_WARPS) {
       int slot = i % p.z_stages, round = i / p.z_stages;
-      uint4 v[PASSES];
-      if (!stalled)
-        stalled = !receive<PASSES>(p.exchange.control, from + i * pieces, WARP, wanted, v);
-      if (round > 0) barrier_wait(b.z_empty(slot), (round - 1) & 1);
       uint8_t *z = b.memory + b.at.z + slot * b.at.z_slot_bytes;
 #pragma unroll
-      for (int pass = 0; pass < PASSES; pass++)
-        if (wanted >> pass & 1)
-          *reinterpret_cast<uint4 *>(z + to[pass]) =
-              stalled ? make_uint4(nan, nan, nan, nan) : v[pass];
+      for (int first = 0; first < PASSES; first += AT_ONCE) {
+        uint32_t part = wanted >> first & ((1u << AT_ONCE) - 1);
+        uint4 v[AT_ONCE];
+        if (!stalled)
+          stalled = !receive<AT_ONCE>(p.exchange.control, from + i * pieces + first * WARP, WARP,
+                                      part, v);
+        if (first == 0 && round > 0) barrier_wait(b.z_empty(slot), (round - 1) & 1);
+#pragma unroll
+        for (int pass = 0; pass < AT_ONCE; pass++)
+          if (part >> pass & 1)
+            *reinterpret_cast<uint4 *>(z + to[first + pass]) =
+                stalled ? make_uint4(nan, nan, nan, nan) : v[pass];
+      }
       fence_for_async_proxy();
       __syncwarp();
       if (lane == 0) barrier_arrive(b.z_full(slot));

@@ -63,7 +63,7 @@ void sm90_decode_close(oproj_kernels *k) {
 /* ---- calls --------------------------------------------------------------------------------- */
 
 int sm90_decode_takes(const oproj_kernels_weights *w, const oproj_io *io, const uint16_t *partial) {
-  return w->kernels->decode && io->tokens > 0 && io->tokens <= OPROJ_KERNELS_DECODE_TOKENS &&
+  return w->kernels->decode && io->tokens > 0 && io->tokens <= w->kernels->decode->shape.most &&
          sm90_loads_input(io) && (uintptr_t)io->cos_sin % 16 == 0 && (uintptr_t)partial % 4 == 0;
 }
 
