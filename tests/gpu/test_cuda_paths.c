@@ -1,11 +1,14 @@
 /* test_cuda_paths.c - the paths of one GPU against each other: fused and unfused, replayed and
  * eager, with and without early trigger, over poison. */
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "base/layout.h"
 #include "gpu/cuda_rig.h"
 #include "gpu/cuda_run.h"
+#include "kernels/cuda/sm90_decode.h"
+#include "tp/ctx.h"
 
 static data_layer make(const oproj_dims *dims, bool exact, int32_t tokens) {
   return data_make(dims, exact, OPROJ_DTYPE_E4M3, OPROJ_DTYPE_E4M3, tokens);
@@ -34,6 +37,63 @@ START_TEST(fused_equals_grouped) {
   batch_close(&grouped, &b);
   run_close(&fused);
   run_close(&grouped);
+  data_free(&data);
+}
+END_TEST
+
+/* ---- bad positions ------------------------------------------------------------------------- */
+
+/* Its token is NaN, the others are as they were, and the call that comes next says so, once. */
+START_TEST(bad_position_on_every_path) {
+  enum { TOKENS = 8, BAD = 2 };
+  data_layer data = make(&run_recipes[_i], false, TOKENS);
+  for (int p = 0; p < RUN_PATHS; p++) {
+    if (!run_serves(&run_paths[p], &data.dims, TOKENS)) continue;
+    run r = run_open("cuda", run_paths[p].path, TOKENS, &data, 1);
+    batch b = batch_open(&r, &data, 0, TOKENS, 0);
+    uint16_t *wanted = run_forward(&r, 0, &b), *found = malloc(b.y_count * sizeof *found);
+    int64_t bad = data.cos_sin_rows;
+    EXPECT_OK(oproj_buffer_write(r.ctx, (int64_t *)b.positions + BAD, &bad, sizeof bad, NULL));
+    EXPECT_OK(oproj_forward(r.layers[0], &b.io, NULL));
+    EXPECT_FAIL(oproj_buffer_read(r.ctx, found, b.io.y, b.y_count * sizeof *found, NULL),
+                OPROJ_ERR_INVALID, "positions[2] of an earlier call");
+    EXPECT_OK(oproj_buffer_read(r.ctx, found, b.io.y, b.y_count * sizeof *found, NULL));
+    for (size_t i = 0; i < b.y_count; i++) {
+      bool in_bad = i / (size_t)data.dims.hidden == BAD;
+      ck_assert_msg(in_bad ? (found[i] & 0x7FFF) > 0x7F80 : found[i] == wanted[i],
+                    "%s: y[%zu] is %04x", run_paths[p].name, i, found[i]);
+    }
+    free(wanted);
+    free(found);
+    batch_close(&r, &b);
+    run_close(&r);
+  }
+  data_free(&data);
+}
+END_TEST
+
+/* A launch that gave up waiting for its own blocks, as its memory says: NaN, and an error that
+ * stays, instead of a wait. */
+START_TEST(decode_that_stalled_stays_so) {
+  enum { TOKENS = 5 };
+  data_layer data = make(&run_recipes[_i], false, TOKENS);
+  if (run_has(OPROJ_PATH_DECODE)) {
+    run r = run_open("cuda", OPROJ_PATH_DECODE, TOKENS, &data, 1);
+    batch b = batch_open(&r, &data, 0, TOKENS, 0);
+    uint16_t *found = run_forward(&r, 0, &b);
+    uint32_t stalled = 1;
+    decode_control *control = r.ctx->kernels->decode->exchange.control;
+    EXPECT_OK(oproj_buffer_write(r.ctx, &control->stalled, &stalled, sizeof stalled, NULL));
+    EXPECT_OK(oproj_forward(r.layers[0], &b.io, NULL));
+    for (int round = 0; round < 2; round++)
+      EXPECT_FAIL(oproj_buffer_read(r.ctx, found, b.io.y, b.y_count * sizeof *found, NULL),
+                  OPROJ_ERR_DEVICE, "waited in vain");
+    EXPECT_FAIL(oproj_forward(r.layers[0], &b.io, NULL), OPROJ_ERR_DEVICE, "created anew");
+    for (size_t i = 0; i < b.y_count; i++) ck_assert_int_gt(found[i] & 0x7FFF, 0x7F80);
+    free(found);
+    batch_close(&r, &b);
+    run_close(&r);
+  }
   data_free(&data);
 }
 END_TEST
@@ -316,6 +376,8 @@ END_TEST
 int main(void) {
   Suite *suite = suite_create("cuda_paths");
   TCase *tests = tcase_create("paths");
+  tcase_add_loop_test(tests, bad_position_on_every_path, 0, RUN_RECIPES);
+  tcase_add_loop_test(tests, decode_that_stalled_stays_so, 0, RUN_RECIPES);
   tcase_add_loop_test(tests, fused_equals_grouped, 0, RUN_RECIPES);
   tcase_add_loop_test(tests, padding_changes_nothing, 0, RUN_RECIPES);
   tcase_add_loop_test(tests, scale_padding_changes_nothing, 0, RUN_RECIPES);
