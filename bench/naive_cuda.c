@@ -98,11 +98,7 @@ static oproj_status allocate(bench_naive *n) {
 
 static oproj_status open_summing(bench_naive *n) {
   const bench_rig *rig = n->rig;
-  oproj_config config = OPROJ_CONFIG_INIT;
-  config.backend = oproj_ctx_backend(rig->ctx);
-  config.device = device_describe(rig->device)->ordinal;
-  config.max_tokens = rig->max_tokens;
-  config.reduce = OPROJ_REDUCE_VENDOR;
+  oproj_config config = rig_config(rig, OPROJ_REDUCE_VENDOR);
   return oproj_ctx_create(&n->summing, rig->ranks->comm, &rig->dims, &config);
 }
 

@@ -52,6 +52,16 @@ static int32_t largest_tokens(const bench_args *args) {
   return (int32_t)tokens;
 }
 
+oproj_config rig_config(const bench_rig *rig, oproj_reduce reduce) {
+  oproj_config config = OPROJ_CONFIG_INIT;
+  config.backend = rig->device ? "cuda" : "ref";
+  /* Among ranks the placement comes to the same GPU and puts this rank near it. */
+  config.device = rig->device && rig->ranks->size == 1 ? device_describe(rig->device)->ordinal : -1;
+  config.max_tokens = rig->max_tokens;
+  config.reduce = reduce;
+  return config;
+}
+
 oproj_status rig_open(bench_rig *rig, const bench_args *args, const bench_ranks *ranks,
                       const oproj_dims *dims, bool reduces) {
   *rig = (bench_rig){
@@ -64,11 +74,7 @@ oproj_status rig_open(bench_rig *rig, const bench_args *args, const bench_ranks 
   if (status == OPROJ_OK) status = choose_device(rig);
   status = oproj_comm_agree(ranks->comm, status);
   if (status != OPROJ_OK) return status;
-  oproj_config config = OPROJ_CONFIG_INIT;
-  config.backend = rig->device ? "cuda" : "ref";
-  config.device = rig->device ? device_describe(rig->device)->ordinal : -1;
-  config.max_tokens = rig->max_tokens;
-  config.reduce = reduces ? (oproj_reduce)args->reduce : OPROJ_REDUCE_NONE;
+  oproj_config config = rig_config(rig, reduces ? (oproj_reduce)args->reduce : OPROJ_REDUCE_NONE);
   status = oproj_ctx_create(&rig->ctx, ranks->comm, &rig->dims, &config);
   if (status == OPROJ_OK) note_share(rig);
   return status;

@@ -49,6 +49,9 @@ oproj_status rig_open(bench_rig *rig, const bench_args *args, const bench_ranks 
                       const oproj_dims *dims, bool reduces);
 void rig_close(bench_rig *rig);
 
+/* Of a context on the rig's device for its token counts. */
+oproj_config rig_config(const bench_rig *rig, oproj_reduce reduce);
+
 /* Whether calls only enqueue on the device's stream: not those whose sum goes through the host. */
 bool rig_enqueues(const bench_rig *rig);
 
