@@ -2,7 +2,7 @@
 """compare.py OLD.jsonl NEW.jsonl [--limit X] - two runs of oproj-bench side by side.
 
 Rows meet by case, rung, model, share, ranks, backend, warm, graph and tokens, and where they sum
-over ranks by communicator and mode; where a file has several of
+over ranks by communicator, push and mode; where a file has several of
 one kind the last counts.  ratio = new / old, so below 1 is faster.  With --limit, exit code 1 when
 a ratio of the rung oproj is above X (1.05, say)."""
 import argparse
@@ -13,9 +13,13 @@ import sys
 KEY = ("case", "rung", "model", "share", "ranks", "backend", "warm", "graph", "tokens")
 
 
+def how(row):
+    return row["comm"] + (", push" if row["push"] else "")
+
+
 def key(row):
     reduce = row.get("reduce")  # files from before such cases lack it
-    return tuple(row[k] for k in KEY) + (reduce, row.get("comm") if reduce else None)
+    return tuple(row[k] for k in KEY) + (reduce, how(row) if reduce else None)
 
 
 def read(path):
