@@ -86,6 +86,17 @@ class ScalingTest(unittest.TestCase):
             self.assertEqual(states, {"synth.tiny": "passed", "load.tiny.1": "failed",
                                       "load.tiny.2": "failed"})
 
+    def test_no_launcher_and_a_time_out(self):
+        for launcher, reason in (("nowhere {n}", "No such file"), ("sh -c 'sleep 99' {n}",
+                                                                   "time-out")):
+            with self.subTest(launcher=launcher), tempfile.TemporaryDirectory() as folder:
+                done = self.run_it(folder, "--parts", "load", "--launcher", launcher, "--ranks",
+                                   "1", "--budget", "4")
+                self.assertEqual(done.returncode, 1)
+                reasons = [r["reason"] for r in lines_of(folder, "steps.jsonl")
+                           if r["kind"] == "step"]
+                self.assertIn(reason, reasons[-1])
+
     def test_refusals(self):
         for code, words in ((2, []), (2, ["--build", ASKED.build, "--ranks", "3"]),
                             (2, ["--build", ASKED.build, "--parts", "all"]),
