@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "cases.h"
+#include "launch/choose.h"
 #include "rig.h"
 
 /* One flag; exactly one of on, text, number and word is set. */
@@ -120,6 +121,11 @@ static args_verdict finish(bench_args *a) {
     return wrong("-e %lld is less than -b %lld", (long long)a->end, (long long)a->begin);
   if (c->loads && !a->dir) return wrong("the case %s needs --dir", a->which);
   if (!c->loads && a->dir) return wrong("the case %s reads no checkpoint: no --dir", a->which);
+  if (a->reduce >= 0 && !c->reduces)
+    return wrong("the case %s sums nothing: no --reduce", a->which);
+  if (a->reduce == OPROJ_REDUCE_NONE)
+    return wrong("the case %s sums over ranks: no --reduce none", a->which);
+  if (a->reduce < 0) a->reduce = OPROJ_REDUCE_ALL;
   if (c->loads && a->share != 1) return wrong("the case %s takes its ranks from mpirun", a->which);
   return ARGS_GO;
 }
@@ -127,7 +133,7 @@ static args_verdict finish(bench_args *a) {
 args_verdict args_parse(bench_args *a, int argc, char **argv, bool speak) {
   static const char *const backends[] = {"auto", "cuda", "ref", NULL};
   enum { MOST_TOKENS = 1 << 17, MOST_COUNT = 1000000 };
-  *a = (bench_args){.begin = 1, .factor = 2, .share = 1};
+  *a = (bench_args){.begin = 1, .factor = 2, .share = 1, .reduce = -1};
   const option options[] = {
       {"-b --begin", "smallest number of tokens (1)", .number = &a->begin, .least = 1,
        .most = MOST_TOKENS},
@@ -149,6 +155,10 @@ args_verdict args_parse(bench_args *a, int argc, char **argv, bool speak) {
       {"--share", "time one rank's share of this many ranks (1)", .number = &a->share, .least = 1,
        .most = 1024},
       {"--backend", "auto (default), cuda or ref", .word = &a->backend, .words = backends},
+      {"--comm", "auto (default: nccl where each rank has a GPU of its own, else mpi), mpi or nccl",
+       .word = &a->comm, .words = choose_comms},
+      {"--reduce", "of layer and reduce: all (default), scatter or vendor", .word = &a->reduce,
+       .words = choose_reduces},
       {"--warm", "one layer, so that its weights may stay in the cache; of load the page cache",
        .on = &a->warm},
       {"--eager", "plain calls instead of a graph, timed by the host", .on = &a->eager},

@@ -14,6 +14,8 @@ typedef struct bench_args {
   int64_t share;
   int model; /* place in rig_models */
   int backend;
+  int comm;   /* CHOOSE_COMM_* (launch/choose.h) */
+  int reduce; /* an oproj_reduce; of cases that sum over ranks */
   bool check, warm, eager, no_naive;
   const char *json, *dir; /* NULL: none */
 } bench_args;

@@ -1,4 +1,5 @@
-/* case_forward.c - the whole chain of one rank, without the reduction. */
+/* case_forward.c - the whole chain of one rank, without the sum over ranks (forward) and with it
+ * (layer). */
 #include "cases.h"
 #include "check.h"
 
@@ -17,7 +18,8 @@ static bench_cost cost_case(const bench_rig *rig, int32_t tokens) {
   double a = (double)rig->z_cols * rig->group_cols, b = (double)rig->dims.hidden * rig->z_cols;
   return (bench_cost){.bytes = rig_wo_a_bytes(rig) + rig_wo_b_bytes(rig) +
                                rig_input_bytes(rig, tokens) + 2.0 * tokens * rig->dims.hidden,
-                      .flops = 2.0 * tokens * (a + b)};
+                      .flops = 2.0 * tokens * (a + b),
+                      .link_bytes = rig_link_bytes(rig, tokens)};
 }
 
 static oproj_status poison_case(bench_rig *rig, int32_t tokens) {
@@ -36,3 +38,14 @@ const bench_case case_forward = {.name = "forward",
                                  .cost = cost_case,
                                  .poison = poison_case,
                                  .check = check_case};
+
+const bench_case case_layer = {
+    .name = "layer",
+    .summary = "the whole layer: the chain and the sum over ranks; by mpirun",
+    .naive = true,
+    .reduces = true,
+    .open = open_case,
+    .call = call_case,
+    .cost = cost_case,
+    .poison = poison_case,
+    .check = check_case};

@@ -9,6 +9,7 @@
 /* What one call must move and compute, each byte counted once. */
 typedef struct bench_cost {
   double bytes, flops; /* 0: none worth naming */
+  double link_bytes;   /* from each rank to others */
 } bench_cost;
 
 struct bench_table; /* table.h */
@@ -16,7 +17,8 @@ struct bench_table; /* table.h */
 typedef struct bench_case {
   const char *name, *summary;
   bool naive;   /* the BF16 composition does the same work and is timed beside it */
-  bool eager;   /* waits on the host inside a call, so that no graph can hold it */
+  bool eager;   /* waits on the host inside a call, so that no graph can hold it; cases that sum
+                   over ranks do so where those sum through the host (rig_enqueues) */
   bool loads;   /* of a checkpoint: not sized in tokens */
   bool reduces; /* over the ranks; the others stop at this rank's partial sum */
 
@@ -40,7 +42,8 @@ typedef struct bench_case {
   oproj_status (*check)(bench_rig *rig, int32_t tokens, int32_t call, int64_t *wrong);
 } bench_case;
 
-extern const bench_case case_forward, case_inv_rope, case_load, case_reduce, case_wo_a, case_wo_b;
+extern const bench_case case_forward, case_inv_rope, case_layer, case_load, case_reduce, case_wo_a,
+    case_wo_b;
 
 extern const bench_case *const bench_cases[]; /* ends with NULL */
 const bench_case *bench_case_find(const char *name);

@@ -131,20 +131,59 @@ static oproj_status compute(const bench_rig *rig, check_stage stage, int32_t tok
   return oproj_forward(ref->layer, &io, NULL);
 }
 
+/* Every rank's reference, summed. */
+static oproj_status sum_references(const bench_rig *rig, oproj_status mine, uint16_t *want,
+                                   int64_t count) {
+  float *sum = malloc((size_t)count * sizeof *sum);
+  if (mine == OPROJ_OK && !sum) mine = oproj_fail(OPROJ_ERR_NOMEM, "no memory for a check");
+  oproj_status status = oproj_comm_agree(rig->ranks->comm, mine);
+  if (status == OPROJ_OK) {
+    for (int64_t i = 0; i < count; i++) sum[i] = data_from_bf16(want[i]);
+    ranks_sum_values(rig->ranks, sum, count);
+    for (int64_t i = 0; i < count; i++) want[i] = data_to_bf16(sum[i]);
+  }
+  free(sum);
+  return status;
+}
+
+/* The *held checked tokens that this rank has of `result`, and the reference's beside them. */
+static oproj_status fetch_result(const bench_rig *rig, int32_t tokens, const uint16_t *result,
+                                 int32_t cols, reference *ref, int32_t *held) {
+  size_t row = (size_t)cols * sizeof *result;
+  int32_t begin = 0, end = tokens;
+  oproj_status status = OPROJ_OK;
+  if (rig->reduces && rig->args->reduce == OPROJ_REDUCE_SCATTER)
+    oproj_plan_rows(tokens, rig->ranks->size, rig->ranks->rank, &begin, &end);
+  *held = 0;
+  for (int32_t at = 0; at < check_rows(tokens) && status == OPROJ_OK; at++) {
+    int32_t token = check_row(tokens, at);
+    if (token < begin || token >= end) continue;
+    memmove(ref->want + *held * (int64_t)cols, ref->want + at * (int64_t)cols, row);
+    status = oproj_buffer_read(rig->ctx, ref->got + *held * (int64_t)cols,
+                               result + (token - begin) * (int64_t)cols, row,
+                               device_stream(rig->device));
+    ++*held;
+  }
+  return status;
+}
+
 oproj_status check_values(bench_rig *rig, check_stage stage, int32_t tokens, int32_t call,
                           int32_t layer, const uint16_t *result, int64_t *wrong) {
   int32_t cols = stage == CHECK_WO_A ? rig->z_cols : rig->dims.hidden;
   size_t row = (size_t)cols * sizeof *result;
+  int32_t held = 0;
   reference ref = {0};
   ref.want = malloc(row * CHECK_ROWS);
   ref.got = malloc(row * CHECK_ROWS);
   oproj_status status = ref.want && ref.got ? open_reference(rig, layer, &ref)
                                             : oproj_fail(OPROJ_ERR_NOMEM, "no memory for a check");
   if (status == OPROJ_OK) status = compute(rig, stage, tokens, call, &ref);
-  if (status == OPROJ_OK) status = fetch_rows(rig, tokens, result, row, ref.got);
+  if (rig->reduces)
+    status = sum_references(rig, status, ref.want, (int64_t)check_rows(tokens) * cols);
+  if (status == OPROJ_OK) status = fetch_result(rig, tokens, result, cols, &ref, &held);
   if (status == OPROJ_OK)
-    *wrong = check_count(ref.got, ref.want, (int64_t)check_rows(tokens) * cols,
-                         stage == CHECK_NAIVE ? 0.5 : 0.05);
+    *wrong =
+        check_count(ref.got, ref.want, (int64_t)held * cols, stage == CHECK_NAIVE ? 0.5 : 0.05);
   close_reference(&ref);
   return status;
 }

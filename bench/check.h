@@ -12,10 +12,11 @@ enum { CHECK_ROWS = 8 };
 typedef enum check_stage { CHECK_WO_A, CHECK_WO_B, CHECK_FORWARD, CHECK_NAIVE } check_stage;
 
 /* Counts the wrong values in `result`, device memory, that call number `call` by layer `layer` has
- * left: z [tokens, z_cols] of WO_A, else [tokens, hidden].  A value is wrong when it is further
- * from the reference than 2^-7 of it and a part of the root mean square of all of them: a 20th,
- * since sums in another order flip a few codes of z; half of it for the naive composition, whose
- * BF16 activations lack the quantisation that the reference has. */
+ * left: z [tokens, z_cols] of WO_A, else [tokens, hidden], or this rank's rows of it.  Where the
+ * rig's calls sum over ranks the reference does too, and the call is COLLECTIVE.  A value is wrong
+ * when it is further from the reference than 2^-7 of it and a part of the root mean square of all
+ * of them: a 20th, since sums in another order flip a few codes of z; half of it for the naive
+ * composition, whose BF16 activations lack the quantisation that the reference has. */
 oproj_status check_values(bench_rig *rig, check_stage stage, int32_t tokens, int32_t call,
                           int32_t layer, const uint16_t *result, int64_t *wrong);
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """compare.py OLD.jsonl NEW.jsonl [--limit X] - two runs of oproj-bench side by side.
 
-Rows meet by case, rung, model, share, ranks, backend, warm and tokens; where a file has several of
+Rows meet by case, rung, model, share, ranks, backend, warm, graph and tokens, and where they sum
+over ranks by communicator, push and mode; where a file has several of
 one kind the last counts.  ratio = new / old, so below 1 is faster.  With --limit, exit code 1 when
 a ratio of the rung oproj is above X (1.05, say)."""
 import argparse
@@ -12,6 +13,15 @@ import sys
 KEY = ("case", "rung", "model", "share", "ranks", "backend", "warm", "graph", "tokens")
 
 
+def how(row):
+    return row["comm"] + (", push" if row["push"] else "")
+
+
+def key(row):
+    reduce = row.get("reduce")  # files from before such cases lack it
+    return tuple(row[k] for k in KEY) + (reduce, how(row) if reduce else None)
+
+
 def read(path):
     rows = {}
     with open(path, encoding="utf-8") as file:
@@ -20,8 +30,7 @@ def read(path):
                 continue
             try:
                 row = json.loads(line)
-                rows[tuple(row[k] for k in KEY)] = (row["p50_us"], row["p99_us"], row["path"],
-                                                    row["device"])
+                rows[key(row)] = (row["p50_us"], row["p99_us"], row["path"], row["device"])
             except (ValueError, KeyError, TypeError) as error:
                 sys.exit(f"compare.py: {path}:{number}: no row of oproj-bench ({error!r})")
     return rows
@@ -32,10 +41,12 @@ def show(old, new):
     ratios = {}
     print(f"{'case':9} {'model':11} {'share':>5} {'ranks':>5} {'tokens':>7} {'rung':6} "
           f"{'old p50':>10} {'new p50':>10} {'ratio':>7} {'p99':>7}  path")
-    for key in [k for k in old if k in new]:
-        named = dict(zip(KEY, key))
-        (old50, old99, old_path, _), (new50, new99, new_path, _) = old[key], new[key]
+    for common in [k for k in old if k in new]:
+        named = dict(zip(KEY, common))
+        reduce = common[len(KEY)]
+        (old50, old99, old_path, _), (new50, new99, new_path, _) = old[common], new[common]
         path = new_path if old_path == new_path else f"{old_path} -> {new_path}"
+        path += f", {reduce} by {common[-1]}" if reduce else ""
         ratios.setdefault(named["rung"], []).append(new50 / old50)
         print(f"{named['case']:9} {named['model'][-11:]:11} {named['share']:5} {named['ranks']:5} "
               f"{named['tokens']:7} {named['rung']:6} {old50:10.2f} {new50:10.2f} "
@@ -58,7 +69,7 @@ def main():
         mean = math.exp(sum(map(math.log, values)) / len(values))
         print(f"# {rung}: {len(values)} rows, geometric mean {mean:.3f}, worst {max(values):.3f}")
     for name, ours, theirs in (("old", old, new), ("new", new, old)):
-        alone = sum(key not in theirs for key in ours)
+        alone = sum(row not in theirs for row in ours)
         if alone:
             print(f"# {alone} rows only in {name}")
     if not ratios:

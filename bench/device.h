@@ -17,8 +17,8 @@ typedef struct device_facts {
   int32_t ordinal;
   char name[256];
   char text[512]; /* multiprocessors, memory, clocks */
-  char versions[256];
   double bytes_per_s, flops_per_s;
+  double link_bytes_per_s; /* to other GPUs of the host, one direction */
 } device_facts;
 
 /* Takes GPU `index` modulo their number, for this thread too.  ERR_UNSUPPORTED without CUDA. */

@@ -3,7 +3,6 @@
  * liboproj holds its own static copy of the runtime.  Both copies share the device's primary
  * context, and streams and captures are the driver's, so what the library enqueues on our stream is
  * captured by us. */
-#include <cublasLt.h>
 #include <cuda_runtime_api.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,26 +24,20 @@ struct bench_graph {
 
 static oproj_status describe(device_facts *f) {
   struct cudaDeviceProp p;
-  int clock_khz = 0, memory_khz = 0, driver = 0, runtime = 0;
+  int clock_khz = 0, memory_khz = 0;
   CUDA_TRY(cudaGetDeviceProperties(&p, f->ordinal));
   CUDA_TRY(cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, f->ordinal));
   CUDA_TRY(cudaDeviceGetAttribute(&memory_khz, cudaDevAttrMemoryClockRate, f->ordinal));
-  CUDA_TRY(cudaDriverGetVersion(&driver));
-  CUDA_TRY(cudaRuntimeGetVersion(&runtime));
-  size_t blas = cublasLtGetVersion();
   snprintf(f->name, sizeof f->name, "%s", p.name);
   snprintf(f->text, sizeof f->text,
            "sm_%d%d, %d multiprocessors, %.1f GiB, L2 %.0f MiB, boost clock %d MHz, memory clock "
            "%d MHz",
            p.major, p.minor, p.multiProcessorCount, (double)p.totalGlobalMem / (1 << 30),
            (double)p.l2CacheSize / (1 << 20), clock_khz / 1000, memory_khz / 1000);
-  snprintf(f->versions, sizeof f->versions,
-           "CUDA runtime %d.%d, driver %d.%d, cuBLASLt %zu.%zu.%zu", runtime / 1000,
-           runtime % 1000 / 10, driver / 1000, driver % 1000 / 10, blas / 10000, blas / 100 % 100,
-           blas % 100);
   if (strstr(p.name, "H200")) {
     f->bytes_per_s = 4.28e12;
     f->flops_per_s = 1500e12;
+    f->link_bytes_per_s = 397e9;
   }
   return OPROJ_OK;
 }

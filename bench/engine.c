@@ -94,7 +94,7 @@ static double quantile(const double *sorted, int32_t count, double part) {
 }
 
 static bool uses_graph(const engine *e) {
-  return e->rig.device && !e->which->eager && !e->rig.args->eager;
+  return rig_enqueues(&e->rig) && !e->which->eager && !e->rig.args->eager;
 }
 
 /* Leaves the times per call, of the slowest rank, in the row. */
@@ -187,7 +187,8 @@ static oproj_status open_engine(engine *e, const bench_args *args, const bench_r
   status = rig_open(&e->rig, args, ranks, e->which->dims ? &dims : NULL, e->which->reduces);
   if (status == OPROJ_OK) status = oproj_comm_agree(ranks->comm, prepare(e));
   if (status == OPROJ_OK) status = oproj_comm_agree(ranks->comm, e->which->open(&e->rig));
-  if (status == OPROJ_OK && e->which->naive && e->rig.device && !args->no_naive)
+  if (status == OPROJ_OK && e->which->naive && e->rig.device && !args->no_naive &&
+      args->reduce != OPROJ_REDUCE_SCATTER) /* it leaves all rows on every rank */
     status = oproj_comm_agree(ranks->comm, naive_create(&e->naive, &e->rig));
   if (status == OPROJ_OK)
     status = oproj_comm_agree(ranks->comm, table_open(&e->table, &e->rig, e->which, command));
@@ -199,7 +200,9 @@ oproj_status engine_run(const bench_case *which, const bench_args *args, const b
   engine e = {.which = which};
   oproj_status status = open_engine(&e, args, ranks, command);
   bool opened = status == OPROJ_OK;
-  if (opened) table_heading(&e.table, count_calls(&e, e.rig.layer_count), e.warmups, e.replays);
+  if (opened)
+    table_heading(&e.table, count_calls(&e, e.rig.layer_count), e.warmups, e.replays,
+                  uses_graph(&e));
   if (opened && which->rows) status = which->rows(&e.rig, &e.table, e.replays);
   for (int64_t t = args->begin; t <= args->end && status == OPROJ_OK && !which->rows;
        t *= args->factor)

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "engine.h"
+#include "launch/choose.h"
 
 enum { OK = 0, CHECK_FAILED = 1, USAGE = 2, REFUSED = 3, FAILED = 4 };
 
@@ -40,7 +41,7 @@ static void join_words(int argc, char **argv, char *text, size_t bytes) {
     used += (size_t)snprintf(text + used, bytes - used, " %s", argv[i]);
 }
 
-static int run(const bench_ranks *ranks, int argc, char **argv) {
+static int run(bench_ranks *ranks, int argc, char **argv) {
   bench_args args;
   switch (args_parse(&args, argc, argv, ranks->rank == 0)) {
     case ARGS_HELP:
@@ -53,7 +54,9 @@ static int run(const bench_ranks *ranks, int argc, char **argv) {
   char command[1024];
   int64_t wrong = 0;
   join_words(argc, argv, command, sizeof command);
-  oproj_status status = engine_run(bench_case_find(args.which), &args, ranks, command, &wrong);
+  oproj_status status = choose_comm(&ranks->comm, args.comm, args.backend == ARGS_BACKEND_REF);
+  if (status == OPROJ_OK)
+    status = engine_run(bench_case_find(args.which), &args, ranks, command, &wrong);
   if (status != OPROJ_OK) return fail(ranks, status);
   return wrong > 0 ? CHECK_FAILED : OK;
 }

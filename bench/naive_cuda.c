@@ -34,6 +34,7 @@ struct bench_naive {
   uint16_t **wo_a, **wo_b; /* bf16, on the device */
   uint16_t *x, *z;         /* bf16 [groups, T, group_cols], [T, z_cols] */
   product group, dense;
+  oproj_ctx *summing; /* its reduction is the vendor's; NULL: one rank's part alone */
 };
 
 /* ---- weights ------------------------------------------------------------------------------- */
@@ -95,6 +96,12 @@ static oproj_status allocate(bench_naive *n) {
   return upload_all(n);
 }
 
+static oproj_status open_summing(bench_naive *n) {
+  const bench_rig *rig = n->rig;
+  oproj_config config = rig_config(rig, OPROJ_REDUCE_VENDOR);
+  return oproj_ctx_create(&n->summing, rig->ranks->comm, &rig->dims, &config);
+}
+
 oproj_status naive_create(bench_naive **out, bench_rig *rig) {
   bench_naive *n = calloc(1, sizeof *n);
   if (!n) return oproj_fail(OPROJ_ERR_NOMEM, "no memory for the naive composition");
@@ -102,13 +109,10 @@ oproj_status naive_create(bench_naive **out, bench_rig *rig) {
   double cold = fmax(ceil(RIG_COLD_BYTES / bytes), RIG_LAYERS_LEAST);
   n->rig = rig;
   n->layers = cold < rig->layer_count ? (int32_t)cold : rig->layer_count;
-  oproj_status status = allocate(n);
-  if (status != OPROJ_OK) {
-    naive_destroy(n);
-    return status;
-  }
+  oproj_status status = rig->reduces ? open_summing(n) : OPROJ_OK;
+  if (status == OPROJ_OK) status = allocate(n);
   *out = n;
-  return OPROJ_OK;
+  return status;
 }
 
 /* ---- products ------------------------------------------------------------------------------ */
@@ -240,6 +244,8 @@ oproj_status naive_call(bench_naive *n, int32_t tokens, int32_t call, void *stre
   if (status == OPROJ_OK) status = run_product(n, &n->group, n->wo_a[layer], n->x, n->z, stream);
   if (status == OPROJ_OK)
     status = run_product(n, &n->dense, n->wo_b[layer], n->z, n->rig->y, stream);
+  if (status == OPROJ_OK && n->summing)
+    status = oproj_partial_reduce(n->summing, tokens, n->rig->y, n->rig->y, stream);
   return status;
 }
 
@@ -257,5 +263,6 @@ void naive_destroy(bench_naive *n) {
   cudaFree(n->z);
   cudaFree(n->workspace);
   if (n->blas) cublasLtDestroy(n->blas);
+  oproj_ctx_destroy(n->summing);
   free(n);
 }

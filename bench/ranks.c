@@ -55,6 +55,10 @@ int64_t ranks_sum(const bench_ranks *r, int64_t mine) {
   return sum;
 }
 
+void ranks_sum_values(const bench_ranks *r, float *values, int64_t count) {
+  if (r->mpi) MPI_Allreduce(MPI_IN_PLACE, values, (int)count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+}
+
 void ranks_describe(const bench_ranks *r, char *text, size_t bytes) {
   snprintf(text, bytes, "no MPI");
   if (!r->mpi) return;

@@ -11,7 +11,7 @@
 typedef struct bench_ranks {
   oproj_comm *comm;
   int32_t rank, size;
-  int32_t local; /* this rank's number on its host: which device it takes */
+  int32_t local; /* this rank's number on its host */
   bool mpi;
 } bench_ranks;
 
@@ -23,6 +23,7 @@ void ranks_close(bench_ranks *ranks);
 void ranks_barrier(const bench_ranks *ranks);
 double ranks_max(const bench_ranks *ranks, double mine);
 int64_t ranks_sum(const bench_ranks *ranks, int64_t mine);
+void ranks_sum_values(const bench_ranks *ranks, float *values, int64_t count); /* < 2^31 */
 
 /* The MPI library's name and version, or "no MPI". */
 void ranks_describe(const bench_ranks *ranks, char *text, size_t bytes);

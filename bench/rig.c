@@ -34,7 +34,7 @@ static oproj_status choose_device(bench_rig *rig) {
   if (!wants_cuda(rig->args)) return OPROJ_OK;
   const char *why = oproj_backend_missing("cuda");
   if (why) return oproj_fail(OPROJ_ERR_UNSUPPORTED, "backend cuda: %s", why);
-  return device_open(&rig->device, rig->ranks->local);
+  return device_open(&rig->device, oproj_comm_device(rig->ranks->comm));
 }
 
 static void note_share(bench_rig *rig) {
@@ -52,9 +52,20 @@ static int32_t largest_tokens(const bench_args *args) {
   return (int32_t)tokens;
 }
 
+oproj_config rig_config(const bench_rig *rig, oproj_reduce reduce) {
+  oproj_config config = OPROJ_CONFIG_INIT;
+  config.backend = rig->device ? "cuda" : "ref";
+  /* Among ranks the placement comes to the same GPU and puts this rank near it. */
+  config.device = rig->device && rig->ranks->size == 1 ? device_describe(rig->device)->ordinal : -1;
+  config.max_tokens = rig->max_tokens;
+  config.reduce = reduce;
+  return config;
+}
+
 oproj_status rig_open(bench_rig *rig, const bench_args *args, const bench_ranks *ranks,
                       const oproj_dims *dims, bool reduces) {
-  *rig = (bench_rig){.args = args, .ranks = ranks, .max_tokens = largest_tokens(args)};
+  *rig = (bench_rig){
+      .args = args, .ranks = ranks, .max_tokens = largest_tokens(args), .reduces = reduces};
   oproj_status status = OPROJ_OK;
   if (dims)
     rig->dims = *dims;
@@ -63,14 +74,18 @@ oproj_status rig_open(bench_rig *rig, const bench_args *args, const bench_ranks 
   if (status == OPROJ_OK) status = choose_device(rig);
   status = oproj_comm_agree(ranks->comm, status);
   if (status != OPROJ_OK) return status;
-  oproj_config config = OPROJ_CONFIG_INIT;
-  config.backend = rig->device ? "cuda" : "ref";
-  config.device = rig->device ? device_describe(rig->device)->ordinal : -1;
-  config.max_tokens = rig->max_tokens;
-  config.reduce = reduces ? OPROJ_REDUCE_ALL : OPROJ_REDUCE_NONE;
+  oproj_config config = rig_config(rig, reduces ? (oproj_reduce)args->reduce : OPROJ_REDUCE_NONE);
   status = oproj_ctx_create(&rig->ctx, ranks->comm, &rig->dims, &config);
   if (status == OPROJ_OK) note_share(rig);
   return status;
+}
+
+static bool sums_by_nccl(const bench_rig *rig) {
+  return rig->reduces && strcmp(oproj_comm_name(rig->ranks->comm), "nccl") == 0;
+}
+
+bool rig_enqueues(const bench_rig *rig) {
+  return rig->device && (!rig->reduces || rig->ranks->size == 1 || sums_by_nccl(rig));
 }
 
 void rig_close(bench_rig *rig) {
@@ -109,6 +124,12 @@ double rig_input_bytes(const bench_rig *rig, int32_t tokens) {
   double per_token = 2.0 * rig->heads * rig->dims.head_dim + sizeof(int64_t) +
                      (double)rig->dims.rope_dim * sizeof(float);
   return tokens * per_token;
+}
+
+double rig_link_bytes(const bench_rig *rig, int32_t tokens) {
+  if (!sums_by_nccl(rig)) return 0.0;
+  double ranks = rig->ranks->size, times = rig->args->reduce == OPROJ_REDUCE_SCATTER ? 1.0 : 2.0;
+  return times * (ranks - 1.0) / ranks * 2.0 * tokens * rig->dims.hidden;
 }
 
 /* ---- layers -------------------------------------------------------------------------------- */

@@ -25,6 +25,7 @@ typedef struct bench_rig {
   oproj_ctx *ctx;
   oproj_dims dims; /* after --share, before mpirun's ranks */
   int32_t max_tokens;
+  bool reduces; /* calls end in the sum over ranks */
 
   /* This rank's share. */
   int32_t groups, heads, z_cols, group_cols;
@@ -48,6 +49,12 @@ oproj_status rig_open(bench_rig *rig, const bench_args *args, const bench_ranks 
                       const oproj_dims *dims, bool reduces);
 void rig_close(bench_rig *rig);
 
+/* Of a context on the rig's device for its token counts. */
+oproj_config rig_config(const bench_rig *rig, oproj_reduce reduce);
+
+/* Whether calls only enqueue on the device's stream: not those whose sum goes through the host. */
+bool rig_enqueues(const bench_rig *rig);
+
 /* COLLECTIVE.  Makes as many layers as `touches` (RIG_WO_A | RIG_WO_B) asks for. */
 oproj_status rig_make_layers(bench_rig *rig, int touches);
 oproj_status rig_make_inputs(bench_rig *rig);  /* attn_out, positions, cos_sin */
@@ -70,5 +77,9 @@ double rig_matrix_bytes(int64_t rows, int64_t cols, int32_t block);
 double rig_wo_a_bytes(const bench_rig *rig);
 double rig_wo_b_bytes(const bench_rig *rig);
 double rig_input_bytes(const bench_rig *rig, int32_t tokens);
+
+/* What each rank must send to others for the sum, by whichever way; 0 where nothing goes over
+ * links. */
+double rig_link_bytes(const bench_rig *rig, int32_t tokens);
 
 #endif /* OPROJ_BENCH_RIG_H */

@@ -26,7 +26,7 @@ class SmokeTest(unittest.TestCase):
         return [line.split() for line in done.stdout.splitlines() if not line.startswith("#")]
 
     def test_cases_sizes_and_checks(self):
-        for case in ("inv_rope", "wo_a", "wo_b", "forward", "reduce"):
+        for case in ("inv_rope", "wo_a", "wo_b", "forward", "layer", "reduce"):
             with self.subTest(case=case):
                 rows = self.rows(case, "-b", "1", "-e", "17", "-f", "4", *SMALL)
                 self.assertEqual([row[0] for row in rows], ["1", "4", "16"])
@@ -43,9 +43,12 @@ class SmokeTest(unittest.TestCase):
 
     def test_ranks(self):
         launcher = (ASKED.mpirun, "-n", "2")
-        for case in ("reduce", "forward"):
-            rows = self.rows(case, "-b", "3", *SMALL, launcher=launcher)
-            self.assertEqual([(row[0], row[7]) for row in rows], [("3", "0")])
+        for words in (["forward"], ["reduce"], ["layer", "--comm", "mpi"],
+                      *([case, "--reduce", mode] for case in ("reduce", "layer")
+                        for mode in ("all", "vendor", "scatter"))):
+            with self.subTest(words=words):
+                rows = self.rows(*words, "-b", "3", *SMALL, launcher=launcher)
+                self.assertEqual([(row[0], row[7]) for row in rows], [("3", "0")])
 
     def test_load_and_json_and_compare(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -55,22 +58,26 @@ class SmokeTest(unittest.TestCase):
             ways = self.rows("load", "--dir", model, "--backend", "ref", "-J", lines, "-r", "1")
             self.assertIn("oproj_layers_load, one pass", " ".join(ways[-2]))
             self.rows("forward", "-b", "1", "-e", "2", "-J", lines, *SMALL)
+            self.rows("layer", "-b", "3", "-J", lines, "--reduce", "scatter", *SMALL)
             with open(lines, encoding="utf-8") as file:
                 rows = [json.loads(line) for line in file]
             rows = [r for r in rows if r["rung"] != "direct"]  # not every file system has them
             self.assertEqual([(r["case"], r["rung"], r["tokens"]) for r in rows],
                              [("load", "naive", 0), ("load", "oproj", 0), ("load", "single", 0),
-                              ("forward", "oproj", 1), ("forward", "oproj", 2)])
+                              ("forward", "oproj", 1), ("forward", "oproj", 2),
+                              ("layer", "oproj", 3)])
+            self.assertEqual([(r["comm"], r["reduce"]) for r in rows[-2:]],
+                             [("self", None), ("self", "scatter")])
             for row in rows:
                 self.assertGreater(row["p99_us"], 0)
                 self.assertGreater(row["bytes"], 0)
-                (self.assertIsNone if row["case"] == "forward" else self.assertIsNotNone)(
+                (self.assertIsNotNone if row["case"] == "load" else self.assertIsNone)(
                     row["gb_per_s"])
                 self.assertIn("oproj-bench " + row["case"], row["command"])
             done = subprocess.run([sys.executable, ASKED.compare, lines, lines, "--limit", "1.0"],
                                   capture_output=True, text=True, check=False)
             self.assertEqual(done.returncode, 0, done.stderr)
-            self.assertIn("# oproj: 3 rows, geometric mean 1.000", done.stdout)
+            self.assertIn("# oproj: 4 rows, geometric mean 1.000", done.stdout)
 
     def test_refusals(self):
         for code, words in ((2, []), (2, ["nothing"]), (2, ["forward", "-b", "0"]),
@@ -78,6 +85,10 @@ class SmokeTest(unittest.TestCase):
                             (2, ["forward", "-n", "x"]), (2, ["forward", "-r"]),
                             (2, ["forward", "--che"]), (2, ["forward", "--check=1"]),
                             (2, ["forward", "wo_a"]), (2, ["forward", "--model", "v5"]),
+                            (2, ["forward", "--reduce", "all"]), (2, ["layer", "--comm", "tcp"]),
+                            (2, ["layer", "--reduce", "none"]),
+                            (3, ["layer", "--comm", "nccl", "--model", "tiny"]),
+                            (3, ["layer", "--comm", "nccl", "--backend", "ref"]),
                             (2, ["load"]), (2, ["forward", "--dir", "x"]),
                             (3, ["load", "--dir", "/nowhere", "--backend", "ref"]),
                             (3, ["forward", "--share", "3", "--backend", "ref"]),

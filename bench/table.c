@@ -3,9 +3,12 @@
 
 #include <errno.h>
 #include <jansson.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "launch/choose.h"
 
 static bool speaks(const bench_table *t) {
   return t->rig->ranks->rank == 0;
@@ -50,23 +53,26 @@ static double tflop_per_s(const bench_table *t, const table_row *row) {
  * that they do not bound. */
 static double floor_us(const bench_table *t, const table_row *row) {
   const device_facts *facts = facts_of(t->rig);
-  if (!facts || facts->bytes_per_s == 0.0 || t->which->eager) return 0.0;
+  if (!facts || facts->bytes_per_s == 0.0 || t->which->eager || !rig_enqueues(t->rig)) return 0.0;
   double bytes = row->cost.bytes / facts->bytes_per_s, flops = row->cost.flops / facts->flops_per_s;
-  return (bytes > flops ? bytes : flops) * 1e6;
+  double link = row->cost.link_bytes / facts->link_bytes_per_s,
+         most = bytes > flops ? bytes : flops;
+  return (link > most ? link : most) * 1e6;
 }
 
 /* ---- prose --------------------------------------------------------------------------------- */
 
 static void describe_versions(const bench_table *t, char *text, size_t bytes) {
-  const device_facts *facts = facts_of(t->rig);
-  char mpi[128];
+  char mpi[128], gpu[160];
   unsigned version = oproj_version();
   ranks_describe(t->rig->ranks, mpi, sizeof mpi);
+  oproj_versions_describe(gpu, sizeof gpu);
   snprintf(text, bytes, "oproj %u.%u.%u, %s%s%s", version / 10000, version / 100 % 100,
-           version % 100, facts ? facts->versions : "", facts ? ", " : "", mpi);
+           version % 100, t->rig->device ? gpu : "", t->rig->device ? ", " : "", mpi);
 }
 
-void table_heading(const bench_table *t, int32_t calls, int32_t warmups, int32_t replays) {
+void table_heading(const bench_table *t, int32_t calls, int32_t warmups, int32_t replays,
+                   bool graph) {
   if (!speaks(t)) return;
   const bench_rig *rig = t->rig;
   const device_facts *facts = facts_of(rig);
@@ -80,14 +86,18 @@ void table_heading(const bench_table *t, int32_t calls, int32_t warmups, int32_t
       "%s\n",
       t->which->name, d->hidden, d->heads, d->groups, d->lora_rank, d->quant_block,
       rig->ranks->size, rig->ranks->size == 1 ? "" : "s", oproj_ctx_backend(rig->ctx));
+  if (rig->reduces)
+    printf("# communicator %s, reduction %s\n", oproj_comm_name(rig->ranks->comm),
+           choose_reduces[rig->args->reduce]);
   printf("# %d calls per %s, %d warm-up and %d timed replays", calls,
-         rig->device && !t->which->eager && !rig->args->eager ? "CUDA graph" : "replay", warmups,
-         replays);
+         graph ? "CUDA graph" : "replay", warmups, replays);
   if (rig->layer_count) printf(", %d layer%s", rig->layer_count, rig->layer_count == 1 ? "" : "s");
   printf("\n");
   if (facts && facts->bytes_per_s > 0.0)
-    printf("# floor: compulsory bytes at %.2f TB/s or flops at %.0f TFLOP/s, whichever is longer\n",
-           facts->bytes_per_s * 1e-12, facts->flops_per_s * 1e-12);
+    printf(
+        "# floor: the longest of compulsory bytes at %.2f TB/s, flops at %.0f TFLOP/s and bytes "
+        "to other ranks at %.0f GB/s\n",
+        facts->bytes_per_s * 1e-12, facts->flops_per_s * 1e-12, facts->link_bytes_per_s * 1e-9);
   printf("#%9s %10s %10s %9s %9s %7s %7s %7s  %s\n", "size", "p50", "p99", "bw", "rate", "floor",
          "naive", "#wrong", "path");
   printf("#%9s %10s %10s %9s %9s %7s %7s %7s\n", "tokens", "us", "us", "GB/s", "TFLOP/s", "%", "x",
@@ -137,13 +147,17 @@ static json_t *setting(const bench_table *t) {
   describe_versions(t, versions, sizeof versions);
   gethostname(host, sizeof host - 1);
   if (gmtime_r(&now, &utc)) strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", &utc);
-  return json_pack("{s:s, s:s, s:I, s:i, s:s, s:b, s:s, s:s, s:s, s:s, s:s, s:s}", "case",
-                   t->which->name, "model",
+  const char *push = getenv("OPROJ_PUSH");
+  return json_pack("{s:s, s:s, s:I, s:i, s:s, s:s?, s:b, s:s, s:b, s:s, s:s, s:s, s:s, s:s, s:s}",
+                   "case", t->which->name, "model",
                    t->which->loads ? rig->args->dir : rig_model_names[rig->args->model], "share",
-                   (json_int_t)rig->args->share, "ranks", rig->ranks->size, "backend",
-                   oproj_ctx_backend(rig->ctx), "warm", rig->args->warm, "device",
-                   facts ? facts->name : "host", "device_text", facts ? facts->text : "",
-                   "versions", versions, "host", host, "date", date, "command", t->command);
+                   (json_int_t)rig->args->share, "ranks", rig->ranks->size, "comm",
+                   oproj_comm_name(rig->ranks->comm), "reduce",
+                   rig->reduces ? choose_reduces[rig->args->reduce] : NULL, "push",
+                   push && strcmp(push, "1") == 0, "backend", oproj_ctx_backend(rig->ctx), "warm",
+                   rig->args->warm, "device", facts ? facts->name : "host", "device_text",
+                   facts ? facts->text : "", "versions", versions, "host", host, "date", date,
+                   "command", t->command);
 }
 
 static oproj_status write_json(const bench_table *t, const table_row *row) {

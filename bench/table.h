@@ -30,7 +30,8 @@ typedef struct bench_table {
 /* Rank 0 opens and prints; others get a table that stays silent. */
 oproj_status table_open(bench_table *table, const bench_rig *rig, const bench_case *which,
                         const char *command);
-void table_heading(const bench_table *table, int32_t calls, int32_t warmups, int32_t replays);
+void table_heading(const bench_table *table, int32_t calls, int32_t warmups, int32_t replays,
+                   bool graph);
 oproj_status table_put(const bench_table *table, const table_row *row);
 oproj_status table_close(bench_table *table); /* ERR_IO where something could not be written */
 

@@ -8,6 +8,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+#include "choose.h"
 #include "commands.h"
 #include "job.h"
 #include "oproj/checkpoint.h"
@@ -100,20 +101,6 @@ static oproj_status check_plan(run *r) {
     return oproj_fail(OPROJ_ERR_INVALID, "--layers %s: the checkpoint has layers 0 to %d",
                       r->args->layers, layers - 1);
   return check_layers(r);
-}
-
-/* COLLECTIVE.  Moves the sums to NCCL where that was asked for, or left open and can be done. */
-static oproj_status choose_comm(run *r) {
-  const run_args *args = r->args;
-  if (args->comm == RUN_COMM_MPI) return OPROJ_OK;
-  if (args->comm == RUN_COMM_NCCL) {
-    if (args->backend == RUN_BACKEND_REF)
-      return oproj_fail(OPROJ_ERR_UNSUPPORTED, "--comm nccl needs --backend cuda");
-    return job_use_nccl(r->job);
-  }
-  if (r->job->size == 1 || args->backend == RUN_BACKEND_REF) return OPROJ_OK;
-  oproj_status status = job_use_nccl(r->job);
-  return status == OPROJ_ERR_UNSUPPORTED ? OPROJ_OK : status;
 }
 
 static oproj_status load_input(run *r, const oproj_shard *shard, run_input *out) {
@@ -237,7 +224,7 @@ static void print_heading(const run *r) {
          r->model->model_type, d->hidden, d->heads, d->groups, d->lora_rank, d->quant_block);
   printf("# %d rank%s (%s), backend %s, communicator %s, reduction %s, %d tokens\n", r->job->size,
          r->job->size == 1 ? "" : "s", r->split == OPROJ_SPLIT_UNEVEN ? "uneven" : "even",
-         oproj_ctx_backend(r->ctx), oproj_comm_name(r->job->comm), run_reduces[r->args->reduce],
+         oproj_ctx_backend(r->ctx), oproj_comm_name(r->job->comm), choose_reduces[r->args->reduce],
          r->input.tokens);
   printf("#%-10s %-12s %12s  %-16s%s\n", "layer", "path", "time", "checksum of y",
          r->args->check ? "  check error     vs one rank" : "");
@@ -332,7 +319,7 @@ static json_t *whole_table(const run *r) {
   return json_pack("{s:s, s:i, s:s, s:s, s:s, s:i, s:b, s:b, s:o, s:O}", "model",
                    r->model->model_type, "ranks", r->job->size, "backend",
                    oproj_ctx_backend(r->ctx), "comm", oproj_comm_name(r->job->comm), "reduce",
-                   run_reduces[r->args->reduce], "tokens", r->input.tokens, "checked",
+                   choose_reduces[r->args->reduce], "tokens", r->input.tokens, "checked",
                    r->args->check, "passed", r->passed, "load", load, "layers", r->rows);
 }
 
@@ -378,7 +365,8 @@ static oproj_status open_checkpoint(run *r) {
 static oproj_status execute(run *r) {
   oproj_comm_note(r->job->comm, "reading the checkpoint's headers", 1);
   oproj_status status = open_checkpoint(r);
-  if (status == OPROJ_OK) status = choose_comm(r);
+  if (status == OPROJ_OK)
+    status = job_choose_comm(r->job, r->args->comm, r->args->backend == RUN_BACKEND_REF);
   oproj_comm *comm = r->job->comm;
   oproj_comm_note(comm, "reading the input", 1);
   if (status == OPROJ_OK) status = oproj_comm_agree(comm, open_inputs(r));

@@ -8,8 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "choose.h"
 #include "guard.h"
-#include "oproj/cuda.h"
 #include "oproj/mpi.h"
 
 /* ---- start ---------------------------------------------------------------------------------- */
@@ -130,17 +130,11 @@ oproj_status job_start(job_state *job, bool mpi, int argc, char **argv) {
   return status;
 }
 
-oproj_status job_use_nccl(job_state *job) {
-  oproj_comm *comm;
-  if (!job->mpi)
-    return oproj_fail(OPROJ_ERR_UNSUPPORTED,
-                      "NCCL joins ranks that a launcher has started; this is one process alone");
-  oproj_status status = oproj_comm_nccl(&comm, MPI_COMM_WORLD, -1);
-  if (status != OPROJ_OK) return status;
-  oproj_comm_destroy(job->comm);
-  job->comm = comm;
-  oproj_comm_on_loss(comm, guard_lost, NULL);
-  oproj_comm_set_deadline(comm, job->deadline);
+oproj_status job_choose_comm(job_state *job, int choice, bool on_host) {
+  oproj_status status = choose_comm(&job->comm, choice, on_host);
+  if (status != OPROJ_OK || !job->mpi) return status;
+  oproj_comm_on_loss(job->comm, guard_lost, NULL);
+  oproj_comm_set_deadline(job->comm, job->deadline);
   return OPROJ_OK;
 }
 

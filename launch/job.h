@@ -31,9 +31,9 @@ typedef struct job_state {
  * them. */
 oproj_status job_start(job_state *job, bool mpi, int argc, char **argv);
 
-/* COLLECTIVE.  From here on sums go through NCCL, from one GPU per rank.  ERR_UNSUPPORTED, the job
- * being as it was, where this build or machine has no way to. */
-oproj_status job_use_nccl(job_state *job);
+/* COLLECTIVE.  From here on sums go as --comm says (choose_comm in choose.h).  On error the job is
+ * as it was. */
+oproj_status job_choose_comm(job_state *job, int choice, bool on_host);
 
 /* How long this rank waits for others from here on.  To be called alike by all ranks. */
 void job_set_deadline(job_state *job, double seconds);

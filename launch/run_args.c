@@ -5,10 +5,9 @@
 #include <string.h>
 
 #include "args.h"
+#include "choose.h"
 
 const char *const run_backends[] = {"auto", "ref", "cuda", NULL};
-const char *const run_reduces[] = {"all", "scatter", "vendor", "none", NULL};
-static const char *const comms[] = {"auto", "mpi", "nccl", NULL};
 
 /* "all", "a" or "a:b"; NULL: not given. */
 static bool parse_layers(job_state *job, const char *name, run_args *out) {
@@ -55,9 +54,9 @@ bool run_args_parse(job_state *job, int argc, char **argv, run_args *out) {
        .words = run_backends},
       {"comm", "C",
        "auto, mpi or nccl (default auto: nccl where each rank has a GPU of its own, else mpi)",
-       .word = &out->comm, .words = comms},
+       .word = &out->comm, .words = choose_comms},
       {"reduce", "R", "all, scatter, vendor or none (default all: deterministic, in rank order)",
-       .word = &reduce, .words = run_reduces},
+       .word = &reduce, .words = choose_reduces},
       {"load-memory", "MIB",
        "host memory that loading may take on each rank, beside the weights (default 1024)",
        .number = &load_mib, .least = 1, .most = 1 << 20},

@@ -5,7 +5,6 @@
 #include "job.h"
 
 enum { RUN_BACKEND_AUTO = 0, RUN_BACKEND_REF = 1 };
-enum { RUN_COMM_AUTO = 0, RUN_COMM_MPI = 1, RUN_COMM_NCCL = 2 };
 
 typedef struct run_args {
   const char *dir, *input, *output, *json;
@@ -17,13 +16,13 @@ typedef struct run_args {
   uint64_t seed;
   int64_t load_bytes; /* host memory of a load, on each rank */
   int backend;        /* RUN_BACKEND_AUTO, or a place in run_backends */
-  int comm;           /* RUN_COMM_* */
+  int comm;           /* CHOOSE_COMM_* (choose.h) */
   oproj_reduce reduce;
   oproj_split split;
 } run_args;
 
-/* The words of --backend and --reduce. */
-extern const char *const run_backends[], *const run_reduces[];
+/* The words of --backend. */
+extern const char *const run_backends[];
 
 /* As args_parse. */
 bool run_args_parse(job_state *job, int argc, char **argv, run_args *out);

@@ -30,7 +30,7 @@ OURS = (
     (r"src/", ()),
     (r"include/", ("oproj.h", "oproj/")),
     (r"launch/", ("oproj.h", "oproj/")),
-    (r"bench/", ("oproj.h", "oproj/")),
+    (r"bench/", ("oproj.h", "oproj/", "launch/choose.h")),
 )
 
 # Vendor or third-party headers, and the only places that may include them.  A place is what a path
@@ -121,7 +121,7 @@ class Lint:
         """The name under which our own header is known, or None for somebody else's."""
         if target == "oproj.h" or target.startswith("oproj/"):
             return target
-        if re.match(r"(base|kernels|weights|tp)/", target):
+        if re.match(r"(base|kernels|weights|tp|launch)/", target):
             return target
         if not quoted:
             return None
