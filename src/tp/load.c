@@ -128,17 +128,17 @@ static oproj_status check_files(const load *l) {
   return OPROJ_OK;
 }
 
-/* COLLECTIVE.  Refuses ranks that want different things, whose exchanges would not meet. */
+/* COLLECTIVE.  Refuses ranks that want different things, whose exchanges would not meet, before it
+ * deals: rows of one rank's plan need not fit another's chunks. */
 static oproj_status agree_on_plan(load *l) {
   const oproj_comm *comm = l->ctx->comm;
-  int32_t chunk, mark, low, high;
-  TRY(comm->ops->min_i32(l->ctx->comm, l->plan.chunk_bytes, &chunk));
-  oproj_load_plan_deal(&l->plan, chunk);
-  mark = oproj_load_plan_mark(&l->plan);
+  int32_t chunk, mark = oproj_load_plan_mark(&l->plan), low, high;
   TRY(comm->ops->min_i32(l->ctx->comm, mark, &low));
   TRY(comm->ops->min_i32(l->ctx->comm, -mark, &high));
   REQUIRE(low == -high, OPROJ_ERR_INVALID,
           "the ranks load different layers, or from different checkpoints");
+  TRY(comm->ops->min_i32(l->ctx->comm, l->plan.chunk_bytes, &chunk));
+  oproj_load_plan_deal(&l->plan, chunk);
   return OPROJ_OK;
 }
 
