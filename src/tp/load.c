@@ -178,11 +178,10 @@ static oproj_status open_pipe(load *l, oproj_load_store_fn store, void *user) {
 }
 
 /* COLLECTIVE.  Reads all layers, handing each complete one to `store`. */
-static oproj_status run(load *l, const oproj_checkpoint *checkpoint, const int32_t *layers,
-                        int32_t count, const oproj_load_config *config, oproj_load_store_fn store,
-                        void *user) {
+static oproj_status run_all(load *l, const oproj_checkpoint *checkpoint, const int32_t *layers,
+                            int32_t count, const oproj_load_config *config,
+                            oproj_load_store_fn store, void *user) {
   oproj_comm *comm = l->ctx->comm;
-  oproj_watch_enter(comm->watch, "load", 1); /* storage may be any slow */
   TRY(oproj_comm_agree(comm, make_plan(l, checkpoint, layers, count, config)));
   TRY(agree_on_plan(l));
   TRY(oproj_comm_agree(comm, open_pipe(l, store, user)));
@@ -191,6 +190,17 @@ static oproj_status run(load *l, const oproj_checkpoint *checkpoint, const int32
   if (l->mine == OPROJ_OK) l->mine = oproj_load_pipe_stored(&l->pipe);
   if (l->mine == OPROJ_OK) l->mine = check_files(l);
   return agree(l);
+}
+
+/* COLLECTIVE.  As run_all; peers wait for this rank however long, but only in here. */
+static oproj_status run(load *l, const oproj_checkpoint *checkpoint, const int32_t *layers,
+                        int32_t count, const oproj_load_config *config, oproj_load_store_fn store,
+                        void *user) {
+  oproj_watch *watch = l->ctx->comm->watch;
+  oproj_watch_enter(watch, "load", 1); /* storage may be any slow */
+  oproj_status status = run_all(l, checkpoint, layers, count, config, store, user);
+  oproj_watch_enter(watch, "load", 0);
+  return status;
 }
 
 static void release(load *l) {
