@@ -32,8 +32,8 @@ static struct {
   int64_t begun_ms;
   int64_t late_ms;      /* when a phase was judged late; 0: none was */
   bool slept;           /* the guard's own: this process was stopped for a while */
-  bool speaks;          /* written before lost_ms */
   atomic_llong lost_ms; /* 0: nobody was lost */
+  atomic_bool speaks;   /* written before lost_ms */
   atomic_bool parked, spoken;
 } guard = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
