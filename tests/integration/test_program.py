@@ -607,7 +607,6 @@ def links_case(bench):
 def limit_files(limit):
     """Files end at `limit` bytes, as on a full disk."""
     def apply():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     return apply
 
