@@ -241,12 +241,12 @@ oproj_status oproj_layers_load(oproj_layer **out, oproj_ctx *ctx,
   for (int32_t i = 0; i < count; i++) out[i] = NULL;
   made_layers made = {.ctx = ctx, .layers = out};
   oproj_status status = run(&l, checkpoint, layers, count, config, make_layer, &made);
+  release(&l); /* the threads have ended: what they counted and made stands still */
   if (report)
     *report = (oproj_load_report){.needed_bytes = l.plan.needed_bytes,
                                   .read_bytes = l.pipe.read_bytes,
                                   .received_bytes = l.received_bytes,
                                   .seconds = now() - begin};
-  release(&l);
   for (int32_t i = 0; i < count && status != OPROJ_OK; i++) {
     oproj_layer_destroy(out[i]);
     out[i] = NULL;
