@@ -199,7 +199,8 @@ void job_say(const char *who, const char *sentence) {
   snprintf(line, sizeof line, "%s: %s", who, sentence);
   for (char *c = line; *c; c++)
     if ((unsigned char)*c < ' ' || *c == 127) *c = '?';
-  fprintf(stderr, "%s\n", line);
+  /* On a terminal a bar may be unfinished. */
+  fprintf(stderr, "%s%s\n", isatty(STDERR_FILENO) ? "\r\033[K" : "", line);
 }
 
 void job_flush(job_state *job) {
