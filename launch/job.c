@@ -11,6 +11,7 @@
 #include "choose.h"
 #include "guard.h"
 #include "oproj/mpi.h"
+#include "report.h"
 
 /* ---- start ---------------------------------------------------------------------------------- */
 
@@ -200,7 +201,7 @@ void job_say(const char *who, const char *sentence) {
   for (char *c = line; *c; c++)
     if ((unsigned char)*c < ' ' || *c == 127) *c = '?';
   /* On a terminal a bar may be unfinished. */
-  fprintf(stderr, "%s%s\n", isatty(STDERR_FILENO) ? "\r\033[K" : "", line);
+  fprintf(stderr, "%s%s\n", report_on_terminal() ? "\r\033[K" : "", line);
 }
 
 void job_flush(job_state *job) {
