@@ -30,10 +30,10 @@ static struct {
   const char *phase; /* NULL: none */
   double deadline;
   int64_t begun_ms;
+  int64_t late_ms;      /* when a phase was judged late; 0: none was */
   bool slept;           /* the guard's own: this process was stopped for a while */
-  bool late;            /* the guard's own: the phase has been judged */
-  bool speaks;          /* written before lost_ms */
   atomic_llong lost_ms; /* 0: nobody was lost */
+  atomic_bool speaks;   /* written before lost_ms */
   atomic_bool parked, spoken;
 } guard = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -52,7 +52,9 @@ void guard_begin(const char *phase, double deadline) {
   guard.phase = phase;
   guard.deadline = deadline;
   guard.begun_ms = milliseconds();
+  bool late = guard.late_ms != 0;
   pthread_mutex_unlock(&guard.lock);
+  if (late) guard_leave();
 }
 
 void guard_end(void) {
@@ -112,21 +114,26 @@ static void end_late_phase(const char *phase, double deadline) {
   char before[128];
   snprintf(before, sizeof before, "%s has not ended within %g s: ", phase, deadline);
   if (blame(SIBLING_STOPPED, before, "stopped")) return;
+  if (siblings_all_here(guard.size) && blame(SIBLING_UNSEEN, before, "not there")) return;
   strncat(before, "some rank has not come", sizeof before - strlen(before) - 1);
   guard.speaks = guard.rank == 0;
   if (guard.speaks) guard_say(before);
   guard_hush();
 }
 
+/* A verdict stands, even where the phase ends after it: it has been told. */
 static void check_phase(void) {
+  int64_t now = milliseconds();
+  if (guard.late_ms != 0) {
+    if (now - guard.late_ms > (guard.speaks ? LOOK_MS : OTHERS_MS)) leave();
+    return;
+  }
   pthread_mutex_lock(&guard.lock);
   const char *phase = guard.phase;
-  double deadline = guard.deadline, late = (double)(milliseconds() - guard.begun_ms) * 1e-3;
+  double deadline = guard.deadline, late = (double)(now - guard.begun_ms) * 1e-3;
+  if (phase && deadline > 0 && late >= deadline) guard.late_ms = now;
   pthread_mutex_unlock(&guard.lock);
-  if (!phase || deadline <= 0 || late < deadline) return;
-  if (!guard.late) end_late_phase(phase, deadline);
-  guard.late = true;
-  if (late > deadline + (guard.speaks ? LOOK_MS : OTHERS_MS) * 1e-3) leave();
+  if (guard.late_ms != 0) end_late_phase(phase, deadline);
 }
 
 static void check_loss(void) {

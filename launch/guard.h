@@ -13,7 +13,8 @@
  * the job can run, unguarded. */
 bool guard_start(int32_t rank, int32_t size);
 
-/* From here `phase` (static text) must end within the deadline, in seconds; 0: no deadline. */
+/* From here `phase` (static text) must end within the deadline, in seconds; 0: no deadline.
+ * Neither returns once a phase was found to be late: the process ends with that. */
 void guard_begin(const char *phase, double deadline);
 void guard_end(void);
 

@@ -11,6 +11,7 @@
 #include "choose.h"
 #include "guard.h"
 #include "oproj/mpi.h"
+#include "report.h"
 
 /* ---- start ---------------------------------------------------------------------------------- */
 
@@ -199,7 +200,8 @@ void job_say(const char *who, const char *sentence) {
   snprintf(line, sizeof line, "%s: %s", who, sentence);
   for (char *c = line; *c; c++)
     if ((unsigned char)*c < ' ' || *c == 127) *c = '?';
-  fprintf(stderr, "%s\n", line);
+  /* On a terminal a bar may be unfinished. */
+  fprintf(stderr, "%s%s\n", report_on_terminal() ? "\r\033[K" : "", line);
 }
 
 void job_flush(job_state *job) {

@@ -90,6 +90,7 @@ int main(int argc, char **argv) {
   const char *size_name;
   if (alone && job_launched_rank(&size, &size_name) > 0) return JOB_OK;
   reserve_streams();
+  signal(SIGXFSZ, SIG_IGN); /* a file that must not grow is a failed write, too */
   signal(SIGPIPE, SIG_IGN); /* a reader that went away is a failed write, which job_finish tells */
   job_state job;
   oproj_status status = job_start(&job, !alone, argc, argv);

@@ -65,6 +65,8 @@ static oproj_status note_layers(const run_load *l, int32_t index, int32_t count)
 static oproj_status load(run_load *l, int32_t index, int32_t count) {
   int32_t *layers = malloc((size_t)count * sizeof *layers);
   l->held = calloc((size_t)count, sizeof *l->held);
+  l->held_begin = index;
+  l->held_end = index + count;
   oproj_status status = oproj_comm_agree(
       l->job->comm,
       layers && l->held ? OPROJ_OK : oproj_fail(OPROJ_ERR_NOMEM, "no memory for %d layers", count));
@@ -76,11 +78,8 @@ static oproj_status load(run_load *l, int32_t index, int32_t count) {
   config.user = &progress;
   for (int32_t i = 0; i < count && status == OPROJ_OK; i++) layers[i] = index + i;
   if (status == OPROJ_OK) status = note_layers(l, index, count);
-  if (status == OPROJ_OK) {
-    l->held_begin = index;
-    l->held_end = index + count;
+  if (status == OPROJ_OK)
     status = oproj_layers_load(l->held, l->ctx, l->checkpoint, layers, count, &config, &report);
-  }
   free(layers);
   if (status == OPROJ_OK) summarise(l, &report);
   return status;

@@ -23,22 +23,37 @@ static sibling state_of(const char *pid) {
   return state == 'T' || state == 't' ? SIBLING_STOPPED : SIBLING_RUNS;
 }
 
-/* The rank in its environment, or -1. */
-static int32_t rank_of(const char *pid) {
-  static const char *const names[] = {
-      "OMPI_COMM_WORLD_RANK=", "PMIX_RANK=", "PMI_RANK=", "SLURM_PROCID="};
+/* In this order: a job of Slurm may run mpirun, whose ranks then see Slurm's as well. */
+static const char *const rank_names[] = {
+    "OMPI_COMM_WORLD_RANK=", "PMIX_RANK=", "PMI_RANK=", "SLURM_PROCID="};
+enum { RANK_NAMES = sizeof rank_names / sizeof rank_names[0] };
+
+/* The rank in its environment, or -1; *kind is the number of its name. */
+static int32_t rank_of(const char *pid, size_t *kind) {
   char path[300], *word = NULL;
   size_t bytes = 0;
   int32_t rank = -1;
+  *kind = RANK_NAMES;
   snprintf(path, sizeof path, "/proc/%s/environ", pid);
   FILE *file = fopen(path, "re");
-  while (file && rank < 0 && getdelim(&word, &bytes, '\0', file) > 0)
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
-      if (strncmp(word, names[i], strlen(names[i])) == 0)
-        rank = (int32_t)strtol(word + strlen(names[i]), NULL, 10);
+  while (file && getdelim(&word, &bytes, '\0', file) > 0)
+    for (size_t i = 0; i < *kind; i++) {
+      size_t length = strlen(rank_names[i]);
+      if (strncmp(word, rank_names[i], length) != 0) continue;
+      rank = (int32_t)strtol(word + length, NULL, 10);
+      *kind = i;
+    }
   free(word);
   if (file) fclose(file);
   return rank;
+}
+
+/* Whether a script around this rank alone is the parent, in the place of the launcher. */
+static int is_wrapped(void) {
+  char parent[32];
+  size_t mine, its;
+  snprintf(parent, sizeof parent, "%ld", (long)getppid());
+  return rank_of("self", &mine) >= 0 && rank_of(parent, &its) >= 0 && its == mine;
 }
 
 void siblings_look(sibling *ranks, int32_t size) {
@@ -48,7 +63,8 @@ void siblings_look(sibling *ranks, int32_t size) {
   while (all && (entry = readdir(all))) {
     if (entry->d_name[0] < '0' || entry->d_name[0] > '9') continue;
     sibling state = state_of(entry->d_name);
-    int32_t rank = state == SIBLING_UNSEEN ? -1 : rank_of(entry->d_name);
+    size_t kind;
+    int32_t rank = state == SIBLING_UNSEEN ? -1 : rank_of(entry->d_name, &kind);
     if (rank >= 0 && rank < size) ranks[rank] = state;
   }
   if (all) closedir(all);
@@ -56,6 +72,7 @@ void siblings_look(sibling *ranks, int32_t size) {
 
 int siblings_all_here(int32_t size) {
   static const char *const names[] = {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"};
+  if (is_wrapped()) return 0;
   for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
     const char *text = getenv(names[i]);
     if (text) return strtol(text, NULL, 10) == size;

@@ -128,17 +128,17 @@ static oproj_status check_files(const load *l) {
   return OPROJ_OK;
 }
 
-/* COLLECTIVE.  Refuses ranks that want different things, whose exchanges would not meet. */
+/* COLLECTIVE.  Refuses ranks that want different things, whose exchanges would not meet, before it
+ * deals: rows of one rank's plan need not fit another's chunks. */
 static oproj_status agree_on_plan(load *l) {
   const oproj_comm *comm = l->ctx->comm;
-  int32_t chunk, mark, low, high;
-  TRY(comm->ops->min_i32(l->ctx->comm, l->plan.chunk_bytes, &chunk));
-  oproj_load_plan_deal(&l->plan, chunk);
-  mark = oproj_load_plan_mark(&l->plan);
+  int32_t chunk, mark = oproj_load_plan_mark(&l->plan), low, high;
   TRY(comm->ops->min_i32(l->ctx->comm, mark, &low));
   TRY(comm->ops->min_i32(l->ctx->comm, -mark, &high));
   REQUIRE(low == -high, OPROJ_ERR_INVALID,
           "the ranks load different layers, or from different checkpoints");
+  TRY(comm->ops->min_i32(l->ctx->comm, l->plan.chunk_bytes, &chunk));
+  oproj_load_plan_deal(&l->plan, chunk);
   return OPROJ_OK;
 }
 
@@ -178,11 +178,10 @@ static oproj_status open_pipe(load *l, oproj_load_store_fn store, void *user) {
 }
 
 /* COLLECTIVE.  Reads all layers, handing each complete one to `store`. */
-static oproj_status run(load *l, const oproj_checkpoint *checkpoint, const int32_t *layers,
-                        int32_t count, const oproj_load_config *config, oproj_load_store_fn store,
-                        void *user) {
+static oproj_status run_all(load *l, const oproj_checkpoint *checkpoint, const int32_t *layers,
+                            int32_t count, const oproj_load_config *config,
+                            oproj_load_store_fn store, void *user) {
   oproj_comm *comm = l->ctx->comm;
-  oproj_watch_enter(comm->watch, "load", 1); /* storage may be any slow */
   TRY(oproj_comm_agree(comm, make_plan(l, checkpoint, layers, count, config)));
   TRY(agree_on_plan(l));
   TRY(oproj_comm_agree(comm, open_pipe(l, store, user)));
@@ -191,6 +190,17 @@ static oproj_status run(load *l, const oproj_checkpoint *checkpoint, const int32
   if (l->mine == OPROJ_OK) l->mine = oproj_load_pipe_stored(&l->pipe);
   if (l->mine == OPROJ_OK) l->mine = check_files(l);
   return agree(l);
+}
+
+/* COLLECTIVE.  As run_all; peers wait for this rank however long, but only in here. */
+static oproj_status run(load *l, const oproj_checkpoint *checkpoint, const int32_t *layers,
+                        int32_t count, const oproj_load_config *config, oproj_load_store_fn store,
+                        void *user) {
+  oproj_watch *watch = l->ctx->comm->watch;
+  oproj_watch_enter(watch, "load", 1); /* storage may be any slow */
+  oproj_status status = run_all(l, checkpoint, layers, count, config, store, user);
+  oproj_watch_enter(watch, "load", 0);
+  return status;
 }
 
 static void release(load *l) {
@@ -231,12 +241,12 @@ oproj_status oproj_layers_load(oproj_layer **out, oproj_ctx *ctx,
   for (int32_t i = 0; i < count; i++) out[i] = NULL;
   made_layers made = {.ctx = ctx, .layers = out};
   oproj_status status = run(&l, checkpoint, layers, count, config, make_layer, &made);
+  release(&l); /* the threads have ended: what they counted and made stands still */
   if (report)
     *report = (oproj_load_report){.needed_bytes = l.plan.needed_bytes,
                                   .read_bytes = l.pipe.read_bytes,
                                   .received_bytes = l.received_bytes,
                                   .seconds = now() - begin};
-  release(&l);
   for (int32_t i = 0; i < count && status != OPROJ_OK; i++) {
     oproj_layer_destroy(out[i]);
     out[i] = NULL;

@@ -62,11 +62,11 @@ oproj_status oproj_load_plan_make(oproj_load_plan *plan, const oproj_checkpoint 
                                   const oproj_shard *shard, const int32_t *layers, int32_t count,
                                   int64_t memory_bytes);
 
-/* Deals rows in rounds for chunks of that size, which all ranks must have agreed on. */
-void oproj_load_plan_deal(oproj_load_plan *plan, int32_t chunk_bytes);
-
 /* Equal on ranks whose plans belong together; never negative. */
 int32_t oproj_load_plan_mark(const oproj_load_plan *plan);
+
+/* Deals rows in rounds for chunks of that size, the least that ranks of one mark have. */
+void oproj_load_plan_deal(oproj_load_plan *plan, int32_t chunk_bytes);
 
 void oproj_load_plan_free(oproj_load_plan *plan); /* a zeroed one is allowed */
 

@@ -136,7 +136,8 @@ static oproj_status finish_matrix(const oproj_load_pipe *pipe, const oproj_load_
   if (!scale->source.tensor) return OPROJ_OK;
   float *scales = (float *)(void *)(slot + from->scales_at);
   TRY(oproj_weights_source_verify(plan->checkpoint, &scale->source, plan->rank, slot + scale->at));
-  TRY(oproj_weights_widen(scale->source.tensor, &scale->source.region, slot + scale->at, scales));
+  TRY(oproj_weights_widen(oproj_tensors_path(scale->source.file), scale->source.tensor,
+                          &scale->source.region, slot + scale->at, scales));
   out->scales = scales;
   out->block = oproj_checkpoint_model(plan->checkpoint)->dims.quant_block;
   return OPROJ_OK;

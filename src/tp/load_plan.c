@@ -140,8 +140,7 @@ int32_t oproj_load_plan_mark(const oproj_load_plan *plan) {
     for (int matrix = 0; matrix < OPROJ_WEIGHTS_MATRICES; matrix++)
       for (int which = 0; which < OPROJ_WEIGHTS_PARTS; which++) {
         const oproj_load_part *part = &plan->layers[k].matrix[matrix].part[which];
-        const int64_t words[] = {part->source.region.rows * part->row_bytes, part->rounds,
-                                 part->rows_each};
+        const int64_t words[] = {part->source.region.rows, part->row_bytes, is_dealt(part)};
         for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
           mark = (mark ^ (uint64_t)words[i]) * 1099511628211u;
       }

@@ -43,9 +43,30 @@ out:
   return status;
 }
 
+/* Three characters of text may take 250 bytes once parsed, so what takes memory is counted first:
+ * commas, lists and objects.  A header of 10^5 tensors has 10^6 of them. */
+enum { MAX_ITEMS = 2 << 20 };
+
+static size_t count_items(const char *text, size_t bytes) {
+  size_t count = 0;
+  bool quoted = false;
+  for (size_t i = 0; i < bytes; i++) {
+    if (text[i] == '"')
+      quoted = !quoted;
+    else if (quoted)
+      i += text[i] == '\\';
+    else
+      count += text[i] == ',' || text[i] == '[' || text[i] == '{';
+  }
+  return count;
+}
+
 oproj_status oproj_weights_json_parse(const char *where, const char *text, size_t bytes,
                                       json_t **out) {
   json_error_t error;
+  size_t items = count_items(text, bytes);
+  REQUIRE(items <= MAX_ITEMS, OPROJ_ERR_IO, "%s: JSON of %zu items; at most %d are read", where,
+          items, MAX_ITEMS);
   json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
   REQUIRE(root, OPROJ_ERR_IO, "%s: not valid JSON at line %d, column %d: %s", where, error.line,
           error.column, error.text);

@@ -72,15 +72,16 @@ static float widen(const char *dtype, const void *stored, int64_t index) {
   return oproj_ue8m0_to_f32(((const uint8_t *)stored)[index]);
 }
 
-oproj_status oproj_weights_widen(const oproj_tensor *tensor, const oproj_weights_region *region,
-                                 const void *stored, float *out) {
+oproj_status oproj_weights_widen(const char *path, const oproj_tensor *tensor,
+                                 const oproj_weights_region *region, const void *stored,
+                                 float *out) {
   int64_t cols = region->col_end - region->col_begin;
   int64_t count = (region->row_end - region->row_begin) * cols;
   for (int64_t i = 0; i < count; i++) {
     out[i] = widen(tensor->dtype, stored, i);
     REQUIRE(oproj_num_is_finite(out[i]), OPROJ_ERR_IO,
-            "scale %s: block [%" PRId64 ", %" PRId64 "] is %s; scales must be finite", tensor->name,
-            region->row_begin + i / cols, region->col_begin + i % cols,
+            "%s: scale %s: block [%" PRId64 ", %" PRId64 "] is %s; scales must be finite", path,
+            tensor->name, region->row_begin + i / cols, region->col_begin + i % cols,
             out[i] > 0 || out[i] < 0 ? "infinite" : "NaN");
   }
   return OPROJ_OK;
@@ -99,7 +100,8 @@ static oproj_status read_scales(const oproj_checkpoint *checkpoint,
   scales = malloc((size_t)count * sizeof *scales);
   REQUIRE_GOTO(scales, status, out, OPROJ_ERR_NOMEM, "scale %s: no memory for %" PRId64 " floats",
                found->tensor->name, count);
-  TRY_GOTO(oproj_weights_widen(found->tensor, &region, stored, scales), status, out);
+  const char *path = found->file ? oproj_tensors_path(found->file) : checkpoint->dir;
+  TRY_GOTO(oproj_weights_widen(path, found->tensor, &region, stored, scales), status, out);
   *out = scales;
   scales = NULL;
 out:

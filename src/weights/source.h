@@ -47,8 +47,10 @@ oproj_status oproj_weights_source_verify(const oproj_checkpoint *checkpoint,
 /* safetensors.c: ERR_IO when an open file no longer has the size that its header was held to. */
 oproj_status oproj_weights_check_size(const oproj_tensors_file *file);
 
-/* slices.c: a region's scales, as stored, as f32.  ERR_IO: one of them is NaN or infinite. */
-oproj_status oproj_weights_widen(const oproj_tensor *tensor, const oproj_weights_region *region,
-                                 const void *stored, float *out);
+/* slices.c: a region's scales, as stored, as f32.  ERR_IO, naming `path`: one of them is NaN or
+ * infinite. */
+oproj_status oproj_weights_widen(const char *path, const oproj_tensor *tensor,
+                                 const oproj_weights_region *region, const void *stored,
+                                 float *out);
 
 #endif /* OPROJ_WEIGHTS_SOURCE_H */

@@ -120,6 +120,8 @@ FILES = {
     "bad-utf8": (replaced(b"spare", b"sp\xff\xferare"), ["JSON"]),
     "nested": (text(b'{"a":' + b"[" * 100_000), ["JSON"]),
     "nested-and-closed": (text(b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"), ["JSON"]),
+    "many-numbers": (text(b'{"a":[' + b"0," * 40_000_000 + b"0]}"), ["40000002 items"]),
+    "many-objects": (text(b'{"a":[' + b"{}," * 2_000_000 + b"0]}"), ["items"]),
     "tensor-twice": (twice, ["duplicate"]),
     "key-twice": (inside_twice, ["duplicate"]),
     "begin-beyond-end": (swapped, [WO_A, "data_offsets"]),

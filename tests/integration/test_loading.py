@@ -200,10 +200,10 @@ def passes_case(bench):
     raise CaseFailure("one pass at any memory")
 
 
-def terminal_case(bench):
-    """On a terminal: a bar that is redrawn in place, and a line's end behind it."""
+def terminal_case(bench, ranks):
+    """On a terminal, be it mpirun's: a bar that is redrawn in place, and a line's end behind it."""
     ours, theirs = pty.openpty()
-    process = subprocess.Popen(bench.program.command(["run", large(bench), "--tokens", 0]),
+    process = subprocess.Popen(bench.program.command(["run", large(bench), "--tokens", 0], ranks),
                                env=bench.program.environment | slow(bench, 0.2),
                                stdout=subprocess.DEVNULL, stderr=theirs)
     os.close(theirs)
@@ -223,7 +223,8 @@ def terminal_case(bench):
     return bars[-2].split("\033")[0]
 
 
-CASES = {"summary": summary_case, "memory": memory_case, "passes": passes_case, "terminal": terminal_case,
+CASES = {"summary": summary_case, "memory": memory_case, "passes": passes_case,
+         "terminal": lambda b: terminal_case(b, 0), "terminal-n2": lambda b: terminal_case(b, 2),
          "interrupted": lambda b: interrupted_case(b, 0),
          "interrupted-n2": lambda b: interrupted_case(b, 2), "killed": killed_case,
          "truncated": truncated_case}

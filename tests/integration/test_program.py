@@ -607,7 +607,6 @@ def links_case(bench):
 def limit_files(limit):
     """Files end at `limit` bytes, as on a full disk."""
     def apply():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     return apply
 
@@ -686,6 +685,22 @@ def mixed_ranks_case(bench):
         for word in ("rank 2", *words):
             expect(word in lines[0], f"{word} is not in {lines[0]}")
     return f"{len(cases)} mixtures"
+
+
+def absent_ranks_case(bench):
+    """Ranks that never come are named; a start that was called late ends the job."""
+    run = bench.program.command(["run", bench.one(), "--tokens", "3"])
+    cases = ((["true"], run, "2", "start has not ended within 2 s: rank 0 was not there"),
+             (run, ["true"], "2", "start has not ended within 2 s: rank 1 was not there"),
+             (run, run, "0.01", "start has not ended within 0.01 s: some rank has not come"))
+    for first, second, deadline, words in cases:
+        command = ["env", f"OPROJ_DEADLINE={deadline}", "SLURM_PROCID=0", "mpirun", "-q", "--allow-run-as-root",
+                   "--oversubscribe", "-n", "1", *first, ":", "-n", "1", *second]
+        done = bench.program.execute(command, 15)
+        lines = own_lines(done.stderr)
+        expect(done.returncode == FAILED and lines == [f"oproj: {words}"] and not done.stdout,
+               f"{words}: exit {done.returncode}, {lines}, {done.stdout!r}")
+    return f"{len(cases)} launches"
 
 
 def different_ranks_case(bench):
@@ -1320,6 +1335,7 @@ def all_cases():
         yield f"target-{name}", "target", function
     for name, function in (("output", lost_output_case), ("stray-rank", stray_rank_case),
                            ("mixed", mixed_ranks_case), ("spare-ranks", spare_ranks_case),
+                           ("absent-ranks", absent_ranks_case),
                            ("different-ranks", different_ranks_case),
                            ("threads", threads_case), ("oproj-run", oproj_run_case),
                            ("dry-run", dry_run_case), ("other-mpi", other_mpi_case),

@@ -97,8 +97,8 @@ START_TEST(each_byte_once) {
     int64_t needed = 0;
     for (int32_t rank = 0; rank < size; rank++) {
       plans[rank] = plan_of(size, rank, 1 << 30);
-      oproj_load_plan_deal(&plans[rank], chunks[c]);
       ck_assert_int_eq(oproj_load_plan_mark(&plans[rank]), oproj_load_plan_mark(&plans[0]));
+      oproj_load_plan_deal(&plans[rank], chunks[c]);
       needed += plans[rank].needed_bytes;
     }
     ck_assert_int_eq(needed, plans[0].total_bytes);

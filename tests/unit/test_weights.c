@@ -302,7 +302,8 @@ START_TEST(scale_dtypes) {
   }
   e8m0[2] = 255;
   write_tensors(tensors, 4);
-  EXPECT_FAIL(read_all(0), OPROJ_ERR_IO, "wo_a.scale: block [2, 0] is NaN");
+  EXPECT_FAIL(read_all(0), OPROJ_ERR_IO,
+              "safetensors: scale layers.0.attn.wo_a.scale: block [2, 0] is NaN");
   f32[1] = INFINITY;
   tensors[1].dtype = "F32", tensors[1].data = f32;
   write_tensors(tensors, 4);
