@@ -53,6 +53,13 @@ cudaError_t launch(void (*kernel)(Pod), dim3 grid, int threads, const Pod &pod, 
   return cudaLaunchKernelEx(&config, kernel, pod);
 }
 
+/* The limit belongs to the kernel, not to a launch: a lower one would also hold for launches that a
+ * graph has captured before.  So `bytes` is the device's limit, for every launch alike. */
+template <typename Pod>
+cudaError_t allow_shared_memory(void (*kernel)(Pod), int bytes) {
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+}
+
 /* ---- numbers ------------------------------------------------------------------------------- */
 
 template <typename Integer>

@@ -28,8 +28,7 @@ extern "C" size_t sm90_decode_shared_bytes(const sm90_decode *p) {
 extern "C" cudaError_t sm90_decode_capacity(int32_t *blocks) {
   void (*kernel)(sm90_decode) = decode_kernel<32, 32>; /* the one with the most registers */
   int device = 0, multiprocessors = 0, each = 0;
-  cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SM90_SHARED_BYTES);
+  cudaError_t error = allow_shared_memory(kernel, SM90_SHARED_BYTES);
   if (error == cudaSuccess) error = cudaGetDevice(&device);
   if (error == cudaSuccess)
     error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
@@ -45,8 +44,7 @@ extern "C" cudaError_t sm90_launch_decode(const sm90_decode *p, cudaStream_t str
   void (*kernel)(sm90_decode) =
       p->input.block == 128 ? variant_of<128>(columns) : variant_of<32>(columns);
   size_t shared = sm90_decode_shared_bytes(p);
-  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                           static_cast<int>(shared));
+  cudaError_t error = allow_shared_memory(kernel, SM90_SHARED_BYTES);
   if (error != cudaSuccess) return error;
   cudaLaunchAttribute attribute = dependent_launch();
   cudaLaunchConfig_t config = {};

@@ -10,8 +10,7 @@ template <int N, int BLOCK, bool FUSED>
 cudaError_t launch_variant(const sm90_product &p, cudaStream_t stream) {
   void (*kernel)(sm90_product) = project_kernel<N, BLOCK, FUSED>;
   size_t shared = sm90_shared_bytes(&p);
-  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                           static_cast<int>(shared));
+  cudaError_t error = allow_shared_memory(kernel, SM90_SHARED_BYTES);
   if (error != cudaSuccess) return error;
 
   cudaLaunchAttribute attributes[2];
@@ -66,8 +65,7 @@ extern "C" cudaError_t sm90_probe(void) {
 
 extern "C" cudaError_t sm90_query_capacity(int32_t capacity[CUDA_CLUSTER_SIZES]) {
   void (*kernel)(sm90_product) = project_kernel<32, 128, false>; /* one of many: all fill a block */
-  cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SM90_SHARED_BYTES);
+  cudaError_t error = allow_shared_memory(kernel, SM90_SHARED_BYTES);
   for (int i = 0; i < CUDA_CLUSTER_SIZES && error == cudaSuccess; i++) {
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeClusterDimension;
