@@ -9,8 +9,7 @@ template <int BLOCK, int PARTS, bool PAIRED>
 cudaError_t launch_variant(const sm90_prefill &p, cudaStream_t stream) {
   void (*kernel)(sm90_prefill) = prefill_kernel<BLOCK, PARTS, PAIRED>;
   size_t shared = sm90_prefill_shared_bytes(&p);
-  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                           static_cast<int>(shared));
+  cudaError_t error = allow_shared_memory(kernel, SM90_SHARED_BYTES);
   if (error != cudaSuccess) return error;
 
   cudaLaunchAttribute attributes[2];
