@@ -369,7 +369,12 @@ typedef struct oproj_io {
  * no allocation, no host synchronisation, safe to capture in a CUDA graph.  With "ref" stream is
  * NULL and y is complete on return.
  * A token whose input holds a NaN or an infinity gets NaN in all of y; no other token changes.
- * ERR_INVALID: a field of io is out of its range, a position outside the table included. */
+ * ERR_INVALID: a field of io is out of its range, a position outside the table included.
+ * Calls of one context must be ordered among themselves, on one stream or by events.  On
+ * OPROJ_PATH_DECODE a call's blocks wait for one another, all resident: calls of two contexts that
+ * run at the same time on one GPU may keep each other from that.  They then give up after about two
+ * seconds: y is NaN, and ERR_DEVICE comes from the next call and from every later one of that
+ * context.  Order such calls, or force another path for one of the contexts. */
 OPROJ_API oproj_status oproj_forward(oproj_layer *layer, const oproj_io *io, void *stream);
 
 /* ---- the stages alone, for engines that bring their own neighbours ------------------------- */

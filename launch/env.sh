@@ -21,6 +21,9 @@
 
 export OPROJ_LOG OPROJ_DEADLINE OPROJ_BIND OPROJ_PUSH
 
+# OPROJ_TERMINAL: not set here.  oproj-run sets it to 1 where its own stderr is a terminal, as its
+# ranks see only a pipe; a bar then shows how loading goes.
+
 # ---- threads -------------------------------------------------------------------------------------
 
 # OMP_NUM_THREADS: host threads of a rank (backend ref, tables).  Not set here: oproj shares the CPUs

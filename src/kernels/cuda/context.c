@@ -136,7 +136,7 @@ static oproj_status open_fault(oproj_kernels *k) {
 }
 
 static oproj_status open_on_device(oproj_kernels *k) {
-  if (k->capability == 90) k->no_native = sm90_probe() != cudaSuccess;
+  if (k->capability == 90) CUDA_TRY(sm90_probe(&k->no_native));
   if (k->capability == 90 && !k->no_native) {
     CUDA_TRY(sm90_query_capacity(k->sm90_capacity));
     if (k->config.max_tokens > SM90_MAX_TOKENS)

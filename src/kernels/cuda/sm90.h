@@ -86,9 +86,9 @@ oproj_status sm90_project_out(const oproj_kernels_weights *weights, const oproj_
 
 /* ---- device side (sm90_project.cu) --------------------------------------------------------- */
 
-/* Launches a kernel that needs what the others do, and waits for it: cudaErrorInvalidDeviceFunction
- * in a build whose code for the current device lacks SM90's own instructions. */
-cudaError_t sm90_probe(void);
+/* Launches a kernel that needs what the others do, and waits for it.  *no_native is nonzero in a
+ * build whose code for the current device lacks SM90's own instructions, or that has none. */
+cudaError_t sm90_probe(int32_t *no_native);
 
 /* How many blocks of clusters of 1, 2, 4 and 8 the current device holds at once. */
 cudaError_t sm90_query_capacity(int32_t capacity[CUDA_CLUSTER_SIZES]);

@@ -79,18 +79,6 @@ __host__ __device__ __forceinline__ Shared shared_layout(const sm90_decode &p, i
   return s;
 }
 
-/* A place in a ring: slot number and the parity of its current round. */
-struct Cursor {
-  int slot = 0;
-  uint32_t parity = 0;
-  __device__ __forceinline__ void advance(int stages) {
-    if (++slot == stages) {
-      slot = 0;
-      parity ^= 1;
-    }
-  }
-};
-
 /* What every role needs to know of its block. */
 struct Block {
   uint32_t base;   /* of shared memory */

@@ -56,18 +56,6 @@ __host__ __device__ inline Shared shared_layout(int parts, int block, int stages
   return s;
 }
 
-/* A place in a ring: slot number and the parity of its current round. */
-struct Cursor {
-  int slot = 0;
-  uint32_t parity = 0;
-  __device__ __forceinline__ void advance(int slots) {
-    if (++slot == slots) {
-      slot = 0;
-      parity ^= 1;
-    }
-  }
-};
-
 /* Where a tile lies. */
 struct Tile {
   int first_row, first_token, group;

@@ -49,7 +49,7 @@ __global__ void probe_kernel(int *found) {
 
 }  // namespace
 
-extern "C" cudaError_t sm90_probe(void) {
+extern "C" cudaError_t sm90_probe(int32_t *no_native) {
   int *found, host = 0;
   cudaError_t error = cudaMalloc(&found, sizeof *found);
   if (error != cudaSuccess) return error;
@@ -57,10 +57,13 @@ extern "C" cudaError_t sm90_probe(void) {
   if (error == cudaSuccess) {
     probe_kernel<<<1, 1>>>(found);
     error = cudaGetLastError();
+    if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction)
+      error = cudaSuccess; /* then nothing was found */
   }
   if (error == cudaSuccess) error = cudaMemcpy(&host, found, sizeof host, cudaMemcpyDeviceToHost);
   cudaFree(found);
-  return error == cudaSuccess && !host ? cudaErrorInvalidDeviceFunction : error;
+  *no_native = !host;
+  return error;
 }
 
 extern "C" cudaError_t sm90_query_capacity(int32_t capacity[CUDA_CLUSTER_SIZES]) {

@@ -70,18 +70,6 @@ __host__ __device__ inline Shared shared_layout(int tokens, int block, int stage
   return s;
 }
 
-/* A place in the ring: slot number and the parity of its current round. */
-struct Cursor {
-  int slot = 0;
-  uint32_t parity = 0;
-  __device__ __forceinline__ void advance(int stages) {
-    if (++slot == stages) {
-      slot = 0;
-      parity ^= 1;
-    }
-  }
-};
-
 /* What every role needs to know of its block. */
 struct Block {
   uint32_t base;   /* of the ring */

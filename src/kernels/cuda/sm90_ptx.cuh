@@ -53,6 +53,18 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
   }
 }
 
+/* A place in a ring of slots with a barrier each: its number, the parity of its current round. */
+struct Cursor {
+  int slot = 0;
+  uint32_t parity = 0;
+  __device__ __forceinline__ void advance(int stages) {
+    if (++slot == stages) {
+      slot = 0;
+      parity ^= 1;
+    }
+  }
+};
+
 /* A barrier among the first `threads` threads that name the same id (0 is __syncthreads'). */
 __device__ __forceinline__ void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
