@@ -137,9 +137,9 @@ typedef struct oproj_kernels_ops {
                                void **out);
   void (*mailbox_close)(oproj_kernels *kernels, void *mailbox); /* NULL is allowed */
 
-  /* Whether forward of this call can push what it finishes. */
-  int (*can_push)(const oproj_kernels_weights *weights, const oproj_io *io,
-                  const oproj_kernels_out *out, const uint16_t *partial);
+  /* Whether forward of so many tokens can push what it finishes. */
+  int (*can_push)(const oproj_kernels_weights *weights, int32_t tokens,
+                  const oproj_kernels_out *out);
 
   /* As sum_ranks, the parts being every rank's `partial`, each pushed to all mailboxes: here, or
    * where `sent`, by the forward before, which must have been of as many elements.  All ranks

@@ -212,7 +212,7 @@ static oproj_status forward_here(oproj_layer *layer, const oproj_io *io, uint16_
   oproj_io checked;
   oproj_kernels_out out = layer->out;
   TRY(check_input(ctx, io, &checked));
-  if (ctx->end && ctx->ops->can_push && ctx->ops->can_push(layer->weights, &checked, &out, partial))
+  if (ctx->end && ctx->ops->can_push && ctx->ops->can_push(layer->weights, io->tokens, &out))
     out.sink = ctx->comm->ops->sink(ctx->end, ctx->reduce, io->tokens);
   TRY(ctx->ops->forward(layer->weights, &checked, &out, partial, stream));
   *sent = out.sink != NULL;

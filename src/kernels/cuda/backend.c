@@ -181,9 +181,9 @@ static oproj_status forward_groups(const oproj_kernels_weights *w, const oproj_i
   }
   if (w->wo_a.dtype == OPROJ_DTYPE_E4M3) {
     oproj_path_choice choice;
+    cuda_input input = describe_input(k, io);
     if (choose_path(w, io->tokens, 1, &choice) == OPROJ_OK && choice.path == OPROJ_PATH_FUSED &&
-        sm90_loads_input(io)) {
-      cuda_input input = describe_input(k, io);
+        sm90_loads_input(&input)) {
       sm90_result result = {.z = z};
       return CUDA_IN_RANGE("WO_A", sm90_project_groups(w, NULL, &input, &result, stream));
     }
@@ -301,10 +301,9 @@ static oproj_status forward_to_quantized_z(const oproj_kernels_weights *w, const
                                            int fused, const oproj_quant *zq, cudaStream_t stream) {
   const oproj_kernels *k = w->kernels;
   sm90_result result = {.zq = *zq};
-  if (fused && sm90_loads_input(io)) {
-    cuda_input input = describe_input(k, io);
+  cuda_input input = describe_input(k, io);
+  if (fused && sm90_loads_input(&input))
     return CUDA_IN_RANGE("WO_A", sm90_project_groups(w, NULL, &input, &result, stream));
-  }
   oproj_quant xq = workspace_xq(k, io->tokens);
   TRY(CUDA_IN_RANGE("input", quantize_input(k, io, &xq, stream)));
   return CUDA_IN_RANGE("WO_A", sm90_project_groups(w, &xq, NULL, &result, stream));
@@ -317,7 +316,7 @@ static oproj_status forward_chain(const oproj_kernels_weights *w, const oproj_io
   oproj_path_choice choice;
   TRY(choose_path(w, io->tokens, out->fn != NULL, &choice));
   log_choice(w->kernels, io->tokens, &choice);
-  if (choice.path == OPROJ_PATH_DECODE && sm90_decode_takes(w, io, partial)) {
+  if (choice.path == OPROJ_PATH_DECODE && sm90_decode_takes(w, io->tokens)) {
     cuda_input input = describe_input(k, io);
     int early = (io->flags & OPROJ_EARLY_TRIGGER) != 0;
     return CUDA_IN_RANGE("decode",
@@ -343,11 +342,11 @@ static oproj_status cuda_forward(oproj_kernels_weights *w, const oproj_io *io,
   return forward_chain(w, io, out, partial, stream);
 }
 
-static int cuda_can_push(const oproj_kernels_weights *w, const oproj_io *io,
-                         const oproj_kernels_out *out, const uint16_t *partial) {
+static int cuda_can_push(const oproj_kernels_weights *w, int32_t tokens,
+                         const oproj_kernels_out *out) {
   oproj_path_choice choice;
-  return choose_path(w, io->tokens, out->fn != NULL, &choice) == OPROJ_OK &&
-         choice.path == OPROJ_PATH_DECODE && sm90_decode_takes(w, io, partial);
+  return choose_path(w, tokens, out->fn != NULL, &choice) == OPROJ_OK &&
+         choice.path == OPROJ_PATH_DECODE && sm90_decode_takes(w, tokens);
 }
 
 /* ---- warm-up ------------------------------------------------------------------------------- */

@@ -65,8 +65,8 @@ oproj_status sm90_describe_weights(CUtensorMap *out, const void *data, int64_t r
 int sm90_takes_groups(const oproj_kernels_weights *weights);
 int sm90_takes_out(const oproj_kernels_weights *weights);
 
-/* Whether WO_A, fused, can load this input: 16 bytes at a time. */
-int sm90_loads_input(const oproj_io *io);
+/* Whether heads can be loaded 16 bytes at a time. */
+int sm90_loads_input(const cuda_input *input);
 
 /* What WO_A leaves behind. */
 typedef struct sm90_result {

@@ -108,7 +108,8 @@ struct Block {
   }
 };
 
-template <int N, int BLOCK>
+/* ALIGNED: input, table and output take the wide loads and stores. */
+template <int N, int BLOCK, bool ALIGNED>
 struct Decode {
   static constexpr int SCALES = TILE / BLOCK; /* of a slot */
   static constexpr int SETS = SCALES;         /* sums that leave the tensor core apart */
@@ -210,6 +211,25 @@ struct Decode {
     return r;
   }
 
+  static __device__ __forceinline__ float4 load_floats(const float *from) {
+    if constexpr (ALIGNED)
+      return __ldg(reinterpret_cast<const float4 *>(from));
+    else
+      return make_float4(__ldg(from), __ldg(from + 1), __ldg(from + 2), __ldg(from + 3));
+  }
+
+  static __device__ __forceinline__ uint32_t load_pair(const uint16_t *from) {
+    return __ldg(from) | static_cast<uint32_t>(__ldg(from + 1)) << 16;
+  }
+
+  static __device__ __forceinline__ uint4 load_lane(const uint16_t *from) {
+    if constexpr (ALIGNED)
+      return __ldg(reinterpret_cast<const uint4 *>(from));
+    else
+      return make_uint4(load_pair(from), load_pair(from + 2), load_pair(from + 4),
+                        load_pair(from + 6));
+  }
+
   static __device__ __forceinline__ void load_angles(const sm90_decode &p, int column, Row *r) {
     if (!r->rotated) return;
     int pair = (column * LANE_VALUES - (TILE - ROPE_DIM)) / 2;
@@ -217,8 +237,8 @@ struct Decode {
     float nan = oproj_num_from_bits(0x7FC00000u);
     r->cos = r->sin = make_float4(nan, nan, nan, nan);
     if (!table) return;
-    r->cos = __ldg(reinterpret_cast<const float4 *>(table + pair));
-    r->sin = __ldg(reinterpret_cast<const float4 *>(table + ROPE_DIM / 2 + pair));
+    r->cos = load_floats(table + pair);
+    r->sin = load_floats(table + ROPE_DIM / 2 + pair);
   }
 
   static __device__ __forceinline__ void load_values(const sm90_decode &p, const Block &b,
@@ -227,9 +247,8 @@ struct Decode {
     r->raw = make_uint4(0, 0, 0, 0);
     if (r->slot < 0) return;
     int slot = b.first_slot + r->slot, head = group * in.heads_per_group + slot / SLOTS_PER_HEAD;
-    r->raw = __ldg(reinterpret_cast<const uint4 *>(
-        in.attn_out + r->token * in.token_stride + head * in.head_stride +
-        slot % SLOTS_PER_HEAD * TILE + column * LANE_VALUES));
+    r->raw = load_lane(in.attn_out + r->token * in.token_stride + head * in.head_stride +
+                       slot % SLOTS_PER_HEAD * TILE + column * LANE_VALUES);
   }
 
   static __device__ __forceinline__ void quantize_row(const Block &b, const Row &r, int column) {
@@ -559,6 +578,15 @@ struct Decode {
 
   /* ---- the end ----------------------------------------------------------------------------- */
 
+  static __device__ __forceinline__ void store_pair(uint16_t *to, uint32_t low, uint32_t high) {
+    if constexpr (ALIGNED) {
+      *reinterpret_cast<uint32_t *>(to) = low | high << 16;
+    } else {
+      to[0] = static_cast<uint16_t>(low);
+      to[1] = static_cast<uint16_t>(high);
+    }
+  }
+
   /* Adds the two halves of K and writes a token per warp, two rows per lane. */
   static __device__ void write_partial(const sm90_decode &p, const Block &b, uint32_t number,
                                        int warp, int lane, const float (&total)[SUMS]) {
@@ -579,7 +607,7 @@ struct Decode {
       uint32_t high = oproj_bf16_from_f32(first.y + second.y);
       int64_t at = static_cast<int64_t>(token) * p.hidden + b.first_row + 2 * lane;
       if (p.sink.n > 1) push_pair(p.sink, number, at / 2, low | high << 16);
-      *reinterpret_cast<uint32_t *>(p.partial + at) = low | high << 16;
+      store_pair(p.partial + at, low, high);
     }
   }
 
@@ -665,11 +693,11 @@ struct Decode {
   }
 };
 
-template <int N, int BLOCK>
+template <int N, int BLOCK, bool ALIGNED>
 __global__ void __launch_bounds__(THREADS, 1) decode_kernel(const __grid_constant__ sm90_decode p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ uint8_t memory[];
-  Decode<N, BLOCK>::run(p, memory);
+  Decode<N, BLOCK, ALIGNED>::run(p, memory);
 #endif
 }
 

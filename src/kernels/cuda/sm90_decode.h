@@ -45,7 +45,7 @@ typedef struct sm90_decode {
   const float *wo_b_scales; /* [ceil(hidden / block), z cols / block] */
   cuda_input input;         /* tokens 1 to OPROJ_KERNELS_DECODE_TOKENS */
   decode_exchange exchange;
-  uint16_t *partial; /* bf16 [tokens, hidden], 4-byte aligned */
+  uint16_t *partial; /* bf16 [tokens, hidden] */
   cuda_push sink;    /* n > 1: partial is pushed to the other ranks as well */
   CUtensorMap wo_a;  /* e4m3 [z cols, group cols], boxes of 128 x 128 */
   CUtensorMap wo_b;  /* e4m3 [hidden, z cols], boxes of out_rows x 128 */
@@ -63,9 +63,8 @@ typedef struct sm90_decode_state {
 oproj_status sm90_decode_open(oproj_kernels *kernels);
 void sm90_decode_close(oproj_kernels *kernels);
 
-/* Whether it takes this call, alignment included. */
-int sm90_decode_takes(const oproj_kernels_weights *weights, const oproj_io *io,
-                      const uint16_t *partial);
+/* Whether it takes so many tokens. */
+int sm90_decode_takes(const oproj_kernels_weights *weights, int32_t tokens);
 
 oproj_status sm90_decode_forward(const oproj_kernels_weights *weights, const cuda_input *input,
                                  uint16_t *partial, const oproj_kernels_push *sink, int early,
@@ -79,7 +78,12 @@ size_t sm90_decode_shared_bytes(const sm90_decode *decode);
 /* Blocks of the current device that fit at once with that much shared memory each. */
 cudaError_t sm90_decode_capacity(int32_t *blocks);
 
-cudaError_t sm90_launch_decode(const sm90_decode *decode, cudaStream_t stream);
+/* Loads the code of every variant for such blocks: a warm-up over token counts sees only input
+ * that is aligned. */
+cudaError_t sm90_decode_load(int32_t block);
+
+/* `aligned` nonzero: heads and table in 16-byte pieces, partial in 4-byte ones. */
+cudaError_t sm90_launch_decode(const sm90_decode *decode, int32_t aligned, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

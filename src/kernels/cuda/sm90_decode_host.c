@@ -46,6 +46,7 @@ oproj_status sm90_decode_open(oproj_kernels *k) {
   k->decode = calloc(1, sizeof *k->decode);
   REQUIRE(k->decode, OPROJ_ERR_NOMEM, "no memory for a context");
   k->decode->shape = shape;
+  CUDA_TRY(sm90_decode_load(k->config.dims.quant_block));
   return open_exchange(k, k->decode);
 }
 
@@ -62,9 +63,12 @@ void sm90_decode_close(oproj_kernels *k) {
 
 /* ---- calls --------------------------------------------------------------------------------- */
 
-int sm90_decode_takes(const oproj_kernels_weights *w, const oproj_io *io, const uint16_t *partial) {
-  return w->kernels->decode && io->tokens > 0 && io->tokens <= w->kernels->decode->shape.most &&
-         sm90_loads_input(io) && (uintptr_t)io->cos_sin % 16 == 0 && (uintptr_t)partial % 4 == 0;
+int sm90_decode_takes(const oproj_kernels_weights *w, int32_t tokens) {
+  return w->kernels->decode && tokens > 0 && tokens <= w->kernels->decode->shape.most;
+}
+
+static int is_aligned(const cuda_input *in, const uint16_t *partial) {
+  return sm90_loads_input(in) && (uintptr_t)in->cos_sin % 16 == 0 && (uintptr_t)partial % 4 == 0;
 }
 
 /* As many slots of weights as there are, or as fit. */
@@ -98,6 +102,6 @@ oproj_status sm90_decode_forward(const oproj_kernels_weights *w, const cuda_inpu
                    .early = early};
   if (sink) p.sink = cuda_describe_push(k, sink);
   TRY(choose_rings(&p));
-  CUDA_TRY(sm90_launch_decode(&p, stream));
+  CUDA_TRY(sm90_launch_decode(&p, is_aligned(input, partial), stream));
   return OPROJ_OK;
 }

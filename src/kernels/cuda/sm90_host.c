@@ -71,9 +71,9 @@ int sm90_takes_out(const oproj_kernels_weights *w) {
          k->config.dims.hidden % 4 == 0;
 }
 
-int sm90_loads_input(const oproj_io *io) {
-  return (uintptr_t)io->attn_out % 16 == 0 && io->token_stride % LOAD_VALUES == 0 &&
-         io->head_stride % LOAD_VALUES == 0;
+int sm90_loads_input(const cuda_input *input) {
+  return (uintptr_t)input->attn_out % 16 == 0 && input->token_stride % LOAD_VALUES == 0 &&
+         input->head_stride % LOAD_VALUES == 0;
 }
 
 /* ---- shape of a launch --------------------------------------------------------------------- */
