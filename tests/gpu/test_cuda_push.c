@@ -121,14 +121,12 @@ START_TEST(ranks_get_the_same_sum) {
 }
 END_TEST
 
-/* Sums of all ranks that wait in their streams at a time: the host, which feeds all of them, must
- * not fill the driver's queues for one rank with another's still to come. */
-enum { ROUNDS_AHEAD = 8 };
-
 /* The same small integers over and over, so that one wrong word of an earlier sum shows; sizes that
  * change from sum to sum, in one graph on every rank, and the graphs again and again. */
 START_TEST(graphs_number_their_sums) {
-  enum { SUMS = 32, REPLAYS = 2000 };
+  /* All sums of a graph may start early and wait in their turn: those of all ranks together must
+   * fit on the one device, or one rank's would keep another's from starting. */
+  enum { SUMS = 16, REPLAYS = 4000 };
   int32_t size = sizes[1 + _i];
   int replays = test_is_short() ? 3 : REPLAYS;
   ranks all = ranks_open(size, 20000);
@@ -155,7 +153,7 @@ START_TEST(graphs_number_their_sums) {
   uint16_t wanted = oproj_bf16_from_f32((float)(size * (size + 1) / 2));
   uint16_t *y = malloc((size_t)most * sizeof *y);
   for (int round = 0; round < replays; round++) {
-    bool look = round % ROUNDS_AHEAD == 0 || round == replays - 1;
+    bool look = round % 100 == 0 || round == replays - 1;
     for (int32_t i = 0; i < size; i++) {
       if (look)
         ck_assert_int_eq(cudaMemsetAsync(all.at[i].y, 0xAA, (size_t)most * 2, all.at[i].stream),

@@ -254,7 +254,7 @@ static oproj_status project_out(const oproj_kernels_weights *w, const oproj_quan
                                 uint16_t *partial, uint32_t flags, cudaStream_t stream) {
   TRY(check_aligned(z->codes, "codes"));
   if (cuda_lt_takes_out(w, z, partial)) return cuda_lt_project_out(w, z, partial, stream);
-  if (z->layout == OPROJ_SCALE_F32 && sm90_takes_out(w) && (uintptr_t)partial % 8 == 0)
+  if (z->layout == OPROJ_SCALE_F32 && sm90_takes_out(w))
     return sm90_project_out(w, z, partial, (flags & OPROJ_EARLY_TRIGGER) != 0, stream);
   cuda_product product = out_product(w, z->tokens, partial);
   product.a = z->codes;

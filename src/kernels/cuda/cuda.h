@@ -136,7 +136,7 @@ cudaError_t cuda_launch_lora(const cuda_lora *lora, cudaStream_t stream);
 
 /* ---- state --------------------------------------------------------------------------------- */
 
-enum { CUDA_CLUSTER_SIZES = 4 }; /* 1, 2, 4, 8 blocks */
+enum { CUDA_CLUSTER_SIZES = 3 }; /* 1, 2, 4 blocks */
 
 enum { CUDA_RANK_CLASSES = 11 }; /* adapter ranks 1, 2, 4 .. 1024 */
 
@@ -166,7 +166,7 @@ struct oproj_kernels {
   int32_t no_native;     /* nonzero: no kernel of sm90* runs here */
   uint32_t paths_logged; /* by bit */
   int32_t
-      sm90_capacity[CUDA_CLUSTER_SIZES]; /* SM90: blocks held at once in clusters of 1, 2, 4, 8 */
+      sm90_capacity[CUDA_CLUSTER_SIZES]; /* SM90: blocks held at once in clusters of 1, 2, 4 */
   cudaStream_t upload;                   /* for weights; joins no other stream */
   cuda_workspace work;
   struct sm90_decode_state *decode; /* NULL where its kernel cannot serve */

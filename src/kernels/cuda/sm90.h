@@ -3,6 +3,7 @@
  *
  *   sm90_ptx.cuh       the instructions
  *   sm90_project.cuh   the kernel
+ *   sm90_write.cuh     what becomes of the sums of 64 tokens and more
  *   sm90_project.cu    its variants and their launch
  *   sm90_host.c        tensor maps, what fits, splits
  *   sm90_prefill.*     the same product for many tokens: a kernel of its own */
@@ -21,6 +22,7 @@ enum {
   SM90_TILE_ROWS = 128,          /* weight rows of a block: two warpgroups of 64 */
   SM90_TILE_COLS = 128,          /* values of K of a ring slot: 128 bytes, the swizzle's row */
   SM90_MAX_TOKENS = 128,         /* tokens of a block */
+  SM90_MOST_SPLIT = 4,           /* blocks of a cluster that share a tile's K */
   SM90_SHARED_BYTES = 227 * 1024 /* a block's limit */
 };
 
@@ -31,13 +33,15 @@ enum {
  * value goes to `out`, to quantised z (zq.codes), or both. */
 typedef struct sm90_product {
   CUtensorMap weights;     /* e4m3 [rows, cols], boxes of 128 x 128 */
-  CUtensorMap activations; /* e4m3 [groups, tokens, cols], boxes of 1 x tile_tokens x 128; unused
+  CUtensorMap activations; /* e4m3 [groups, tokens, cols], boxes of 1 x step_tokens x 128; unused
                               where fused */
   int32_t tokens, rows, cols, rows_per_group;
   int32_t block;         /* of quantisation: 32 or 128 */
-  int32_t tile_tokens;   /* 8, 16, 32, 64 or 128 */
-  int32_t split;         /* blocks of a cluster that share a tile's K: 1, 2, 4 or 8 */
-  int32_t stages;        /* ring slots */
+  int32_t tile_tokens;   /* that a block has room for: 8, 16, 32, 64 or 128 ... */
+  int32_t step_tokens;   /* ... and takes: a multiple of 4 */
+  int32_t split;         /* blocks of a cluster that share a tile's K: 1, 2 or 4 */
+  int32_t stages;        /* ring slots; even with tiles of 64 tokens */
+  int32_t window;        /* of them, whose weights may be on their way; 1 to stages */
   const float *w_scales; /* [ceil(rows/block), cols/block] */
   const float *a_scales; /* OPROJ_SCALE_F32; unused where fused */
   int32_t fused;         /* the input is quantised here: `input` says from what */
@@ -60,6 +64,10 @@ oproj_status sm90_describe(CUtensorMap *out, const void *data, int64_t depth, in
 /* Describes e4m3 weights [rows, cols] likewise, in boxes of box_rows x 128. */
 oproj_status sm90_describe_weights(CUtensorMap *out, const void *data, int64_t rows, int64_t cols,
                                    int32_t box_rows);
+
+/* Tokens that each tile takes where it has room for `most`: all tiles as many, to a multiple of 4.
+ * (A copy fills rows that do not exist four times slower than it copies others.) */
+int32_t sm90_step_tokens(int32_t tokens, int32_t most);
 
 /* Whether the kernel takes these weights; what it cannot take runs on the portable kernels. */
 int sm90_takes_groups(const oproj_kernels_weights *weights);
@@ -90,7 +98,7 @@ oproj_status sm90_project_out(const oproj_kernels_weights *weights, const oproj_
  * build whose code for the current device lacks SM90's own instructions, or that has none. */
 cudaError_t sm90_probe(int32_t *no_native);
 
-/* How many blocks of clusters of 1, 2, 4 and 8 the current device holds at once. */
+/* How many blocks of clusters of 1, 2 and 4 the current device holds at once. */
 cudaError_t sm90_query_capacity(int32_t capacity[CUDA_CLUSTER_SIZES]);
 
 /* Bytes of shared memory that a block of this product takes with `stages` ring slots. */

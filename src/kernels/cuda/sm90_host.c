@@ -86,6 +86,11 @@ static int32_t token_tiles(const sm90_product *p, int32_t tile) {
   return (p->tokens + tile - 1) / tile;
 }
 
+int32_t sm90_step_tokens(int32_t tokens, int32_t most) {
+  int32_t tiles = (tokens + most - 1) / most;
+  return tiles > 0 ? ((tokens + tiles - 1) / tiles + 3) / 4 * 4 : 4;
+}
+
 /* Blocks that share a tile's K: as many, up to 2^most, as the device holds at once in clusters of
  * that size.  A cluster that has to wait for a second round costs more than a split gains. */
 static int32_t split_of(const oproj_kernels *k, const sm90_product *p, int32_t tile, int most) {
@@ -110,17 +115,20 @@ static int32_t tile_of(const oproj_kernels *k, const sm90_product *p, int most_s
 }
 
 static void choose_shape(const oproj_kernels *k, sm90_product *p, int most_split) {
+  enum { WINDOW = 4 }; /* 64 KB a block keep the memory busy */
   p->tile_tokens = tile_of(k, p, most_split);
+  p->step_tokens = sm90_step_tokens(p->tokens, p->tile_tokens);
   p->split = split_of(k, p, p->tile_tokens, most_split);
   p->stages = p->cols / SM90_TILE_COLS / p->split;
-  while (p->stages > 2 && sm90_shared_bytes(p) > SM90_SHARED_BYTES) p->stages--;
+  while (p->stages > 2 && sm90_shared_bytes(p) > SM90_SHARED_BYTES) p->stages -= 2;
+  p->window = p->stages < WINDOW ? p->stages : WINDOW;
 }
 
 static oproj_status launch(sm90_product *p, const oproj_quant *activations, cudaStream_t stream) {
   if (p->tokens == 0) return OPROJ_OK;
   if (activations)
     TRY(sm90_describe(&p->activations, activations->codes, activations->groups, activations->tokens,
-                      activations->cols, (uint32_t)p->tile_tokens));
+                      activations->cols, (uint32_t)p->step_tokens));
   CUDA_TRY(sm90_launch_project(p, stream));
   return OPROJ_OK;
 }

@@ -19,11 +19,14 @@
 #ifndef OPROJ_KERNELS_CUDA_SM90_PREFILL_CUH
 #define OPROJ_KERNELS_CUDA_SM90_PREFILL_CUH
 
-#include "kernels/cuda/sm90_prefill_write.cuh"
+#include "kernels/cuda/sm90_prefill.h"
 #include "kernels/cuda/sm90_ptx.cuh"
+#include "kernels/cuda/sm90_write.cuh"
 
 namespace sm90::prefill {
 
+constexpr int TILE_TOKENS = SM90_PREFILL_TOKENS, PART_ROWS = SM90_PREFILL_ROWS;
+constexpr int PART_SUMS = PART_ROWS / 2; /* of a thread, for a part */
 constexpr int MATH_WARPS = 8, COPY_WARP = MATH_WARPS, SCALE_WARP = COPY_WARP + 1;
 constexpr int THREADS = (MATH_WARPS + 4) * WARP; /* registers move in whole warpgroups */
 constexpr int MATH_REGISTERS = 232, COPY_REGISTERS = 40;
@@ -119,7 +122,7 @@ struct Prefill {
     int width = min(p.band, p.row_tiles - first_tile), rest = index - first_tile * token_tiles;
     Tile tile;
     tile.first_row = (first_tile + rest % width) * PARTS * PART_ROWS;
-    tile.first_token = (rest / width * BLOCKS + b.rank) * TILE_TOKENS;
+    tile.first_token = (rest / width * BLOCKS + b.rank) * p.step_tokens;
     tile.group = tile.first_row / p.rows_per_group;
     return tile;
   }
@@ -129,7 +132,7 @@ struct Prefill {
   /* Tokens of this tile whose scales exist in memory: a multiple of 4. */
   static __device__ __forceinline__ int scale_tokens(const sm90_prefill &p, const Tile &tile) {
     int left = static_cast<int>(oproj_layout_aligned_tokens(p.tokens)) - tile.first_token;
-    return max(0, min(left, TILE_TOKENS));
+    return max(0, min(left, p.step_tokens));
   }
 
   /* The blocks of a pair copy half the rows each, for both of them. */
@@ -138,8 +141,8 @@ struct Prefill {
     constexpr int ROWS = PARTS * PART_ROWS / BLOCKS;
     uint32_t to = slot_address(b, slot) + BOX_BYTES + b.rank * ROWS * SLOT_COLS;
     int x = i * SLOT_COLS, y = tile.first_row + b.rank * ROWS;
-    barrier_arrive_expecting(full(b, slot),
-                             (1 + PARTS) * BOX_BYTES + SCALES * scale_tokens(p, tile) * 4);
+    barrier_arrive_expecting(full(b, slot), PARTS * BOX_BYTES + p.step_tokens * SLOT_COLS +
+                                                SCALES * scale_tokens(p, tile) * 4);
     if constexpr (PAIRED)
       multicast_box_2d(to, &p.weights, full(b, slot), x, y, 3);
     else
@@ -320,6 +323,22 @@ struct Prefill {
     }
   }
 
+  /* The sums of the thread's tokens, `row` and the eighth after it in the tile. */
+  static __device__ __forceinline__ void write_part(const sm90_prefill &p, const Tile &tile,
+                                                    int row, int part, int lane,
+                                                    const float (&sums)[PART_SUMS]) {
+#pragma unroll
+    for (int high = 0; high < 2; high++) {
+      float2 values[WRITE_PAIRS];
+      int in_tile = row + 8 * high; /* behind the tile's last: as behind all */
+      int64_t token = in_tile < p.step_tokens ? tile.first_token + in_tile : INT32_MAX;
+#pragma unroll
+      for (int j = 0; j < WRITE_PAIRS; j++)
+        values[j] = make_float2(sums[4 * j + 2 * high], sums[4 * j + 2 * high + 1]);
+      write_token<BLOCK>(p, token, tile.first_row + part * PART_ROWS, lane, values);
+    }
+  }
+
   static __device__ __forceinline__ void run_products(const sm90_prefill &p, const Block &b,
                                                       int warp, int lane) {
     Worker me;
@@ -340,9 +359,7 @@ struct Prefill {
       scales.advance(W_BUFFERS);
       Tile tile = find_tile(p, b, index);
 #pragma unroll
-      for (int part = 0; part < PARTS; part++)
-        write_part<BLOCK>(p, tile.first_token + me.row, tile.first_row + part * PART_ROWS, lane,
-                          total[part]);
+      for (int part = 0; part < PARTS; part++) write_part(p, tile, me.row, part, lane, total[part]);
     }
   }
 

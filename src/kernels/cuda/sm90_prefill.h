@@ -2,7 +2,7 @@
  * product, persistent, with z quantised behind it.
  *
  *   sm90_prefill.cuh         the kernel: copies and products
- *   sm90_prefill_write.cuh   its end: rounding, codes of z, rows of the output
+ *   sm90_write.cuh           its end: rounding, codes of z, rows of the output
  *   sm90_prefill.cu          its variants and their launch
  *   sm90_prefill_host.c      which calls it takes, and in what shape */
 #ifndef OPROJ_KERNELS_CUDA_SM90_PREFILL_H
@@ -19,24 +19,25 @@ enum {
   SM90_PREFILL_ROWS = 128    /* weight rows of a part: one of V4's quantisation blocks of z */
 };
 
-/* sm90_product's formula.  A tile is SM90_PREFILL_TOKENS tokens by `parts` parts of rows; the two
+/* sm90_product's formula.  A tile is up to SM90_PREFILL_TOKENS tokens by `parts` parts of rows; the two
  * blocks of a pair take neighbouring tokens and the same rows.  Tiles are dealt to the blocks of
  * the grid in bands: all tokens of `band` row tiles, then the next ones. */
 typedef struct sm90_prefill {
   CUtensorMap weights;     /* e4m3 [rows, cols], boxes of (parts * 128, halved by a pair) x 128 */
-  CUtensorMap activations; /* e4m3 [groups, tokens, cols], boxes of 1 x 128 x 128 */
+  CUtensorMap activations; /* e4m3 [groups, tokens, cols], boxes of 1 x step_tokens x 128 */
   int32_t tokens, rows, cols, rows_per_group;
-  int32_t block;  /* of quantisation: 32 or 128 */
-  int32_t parts;  /* 1 or 2 */
-  int32_t paired; /* blocks come in clusters of two that share each copy of weights */
-  int32_t stages; /* ring slots */
+  int32_t step_tokens; /* of a tile: a multiple of 4 */
+  int32_t block;       /* of quantisation: 32 or 128 */
+  int32_t parts;       /* 1 or 2 */
+  int32_t paired;      /* blocks come in clusters of two that share each copy of weights */
+  int32_t stages;      /* ring slots */
   int32_t row_tiles, token_tiles, band;
   int32_t blocks; /* of the grid; a multiple of 2 where paired */
   const float *w_scales;
   const float *a_scales; /* OPROJ_SCALE_F32 */
   const float *addend;   /* f32 [tokens, rows], added to `out`; or NULL */
   oproj_quant zq;        /* where the value goes: quantised (codes not NULL) ... */
-  uint16_t *out;         /* ... or rounded, bf16 [tokens, out_stride], 16-byte aligned rows */
+  uint16_t *out;         /* ... and rounded, bf16 [tokens, out_stride] (not NULL) */
   int64_t out_stride;
   int32_t early; /* successors may start at once instead of at the end */
 } sm90_prefill;

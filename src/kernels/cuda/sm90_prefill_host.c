@@ -43,6 +43,7 @@ static void choose_shape(const oproj_kernels *k, const sm90_product *p, sm90_pre
   int32_t rows = out->parts * SM90_PREFILL_ROWS, cluster = out->paired ? 2 : 1;
   out->row_tiles = ceil_div(p->rows, rows);
   out->token_tiles = ceil_div(p->tokens, SM90_PREFILL_TOKENS);
+  out->step_tokens = sm90_step_tokens(p->tokens, SM90_PREFILL_TOKENS);
   out->band = BAND_ROWS / rows;
   int32_t tiles = out->row_tiles * ceil_div(out->token_tiles, cluster);
   int32_t most = k->sm90_capacity[out->paired] / cluster;
@@ -55,9 +56,7 @@ static void choose_shape(const oproj_kernels *k, const sm90_product *p, sm90_pre
  * leave half of the device idle. */
 int sm90_prefill_takes(const oproj_kernels *k, const sm90_product *p) {
   int32_t tiles = ceil_div(p->rows, SM90_PREFILL_ROWS) * ceil_div(p->tokens, SM90_PREFILL_TOKENS);
-  return p->tokens > SM90_MAX_TOKENS && 2 * tiles > k->sm90_capacity[0] && !p->fused &&
-         (p->zq.codes == NULL) != (p->out == NULL) && p->rows % 8 == 0 && p->out_stride % 8 == 0 &&
-         (uintptr_t)p->out % 16 == 0;
+  return p->tokens > SM90_MAX_TOKENS && 2 * tiles > k->sm90_capacity[0] && !p->fused;
 }
 
 oproj_status sm90_prefill_project(const oproj_kernels *k, const sm90_product *p,
@@ -79,7 +78,7 @@ oproj_status sm90_prefill_project(const oproj_kernels *k, const sm90_product *p,
   uint32_t box_rows = (uint32_t)(call.parts * SM90_PREFILL_ROWS) / (call.paired ? 2 : 1);
   TRY(sm90_describe(&call.weights, weights, 0, p->rows, p->cols, box_rows));
   TRY(sm90_describe(&call.activations, activations->codes, activations->groups, activations->tokens,
-                    activations->cols, SM90_PREFILL_TOKENS));
+                    activations->cols, (uint32_t)call.step_tokens));
   CUDA_TRY(sm90_launch_prefill(&call, stream));
   return OPROJ_OK;
 }

@@ -18,8 +18,8 @@ cudaError_t launch_variant(const sm90_product &p, cudaStream_t stream) {
   attributes[1].id = cudaLaunchAttributeClusterDimension;
   attributes[1].val.clusterDim = {static_cast<unsigned>(p.split), 1, 1};
   cudaLaunchConfig_t config = {};
-  config.gridDim =
-      dim3(ceil_div(p.rows, static_cast<int>(SM90_TILE_ROWS)) * p.split, ceil_div(p.tokens, N));
+  config.gridDim = dim3(ceil_div(p.rows, static_cast<int>(SM90_TILE_ROWS)) * p.split,
+                        ceil_div(p.tokens, p.step_tokens));
   config.blockDim = dim3(Project<N, BLOCK, FUSED>::THREADS);
   config.dynamicSmemBytes = shared;
   config.stream = stream;

@@ -6,17 +6,18 @@
  * cluster share a tile's K and add their sums through distributed shared memory, in order of K.
  * Bound: the weights' bytes up to about 64 tokens, the tensor cores beyond.
  *
- * Operands are swapped: weight rows are the instruction's 64 rows, tokens its N columns, so that
- * few tokens waste nothing.  In a block
+ * Up to 32 tokens operands are swapped: weight rows are the instruction's 64 rows, tokens its N
+ * columns, so that few tokens waste nothing.  From 64 on tokens are its rows and 128 weight rows
+ * its columns: one wide instruction costs less than two narrow ones.  In a block
  *
- *   warp 8         copies weights (and, unless FUSED, codes and scales of the activations) into a
- * ring
- *                  of slots, each one 128 values of K
- *   warps 9 to 12  (FUSED only) rotate and quantise attn_out straight into the slots
- *   warps 0 to 7   two warpgroups of 64 rows each: multiply a slot, scale its sums, add them in f32
+ *   warp 8         copies weights into a ring of slots, each one 128 values of K, `window` slots
+ *                  ahead: more on their way would delay every other load
+ *   warp 9         copies the activations' codes and scales into the same slots
+ *   warps 9 to 12  (FUSED, instead) rotate and quantise attn_out straight into the slots
+ *   warps 0 to 7   two warpgroups: multiply a slot, scale its sums, add them in f32.  Of a slot each
+ *                  takes 64 weight rows, or with 128 tokens 64 of those; with 64 they take turns
  *
- * and at the end all partial sums meet in shared memory, from where z is rounded, quantised and
- * written, a warp per token.
+ * At the end the parts of K meet in shared memory and z is rounded, quantised and written.
  *
  * The tensor core adds with few bits; sums leave it after every quantisation block. */
 #ifndef OPROJ_KERNELS_CUDA_SM90_PROJECT_CUH
@@ -26,18 +27,18 @@
 #include "kernels/cuda/input.cuh"
 #include "kernels/cuda/sm90.h"
 #include "kernels/cuda/sm90_ptx.cuh"
+#include "kernels/cuda/sm90_write.cuh"
 
 namespace sm90 {
 
 constexpr int MATH_WARPS = 8, MATH_THREADS = MATH_WARPS * WARP;
 constexpr int COPY_WARP = MATH_WARPS;
+constexpr int INPUT_WARP = COPY_WARP + 1; /* the first */
 constexpr int QUANTIZE_WARPS = 4, QUANTIZE_THREADS = QUANTIZE_WARPS * WARP;
-constexpr int FIRST_QUANTIZE_WARP = COPY_WARP + 1;
 constexpr int K_STEP = 32;                     /* values of K of one instruction */
 constexpr int STEPS = SM90_TILE_COLS / K_STEP; /* instructions per slot */
 constexpr int WEIGHT_BYTES = SM90_TILE_ROWS * SM90_TILE_COLS;
-constexpr int SUM_PITCH = SM90_TILE_ROWS + 4; /* floats per token while sums meet: no bank twice */
-constexpr int HEAD_DIM = 512, ROPE_DIM = 64;  /* what FUSED is written for */
+constexpr int HEAD_DIM = 512, ROPE_DIM = 64; /* what FUSED is written for */
 constexpr int SLOTS_PER_HEAD = HEAD_DIM / SM90_TILE_COLS;
 
 /* Scales of one token in one slot. */
@@ -45,13 +46,26 @@ __host__ __device__ constexpr int scales_per_slot(int block) {
   return SM90_TILE_COLS / block;
 }
 
+/* Tokens from which on they are the instruction's rows. */
+constexpr int ROW_TOKENS = 64;
+
+/* Floats per token while sums meet: no bank twice, whichever way they are written. */
+__host__ __device__ constexpr int sum_pitch(int tokens) {
+  return SM90_TILE_ROWS + (tokens < ROW_TOKENS ? 4 : 8);
+}
+
+/* Bytes that warpgroups which took turns exchange in front of the sums. */
+__host__ __device__ constexpr int exchange_bytes(int tokens) {
+  return tokens == ROW_TOKENS ? ROW_TOKENS * SM90_TILE_ROWS * 4 : 0;
+}
+
 /* Where things lie in a block's shared memory; offsets in bytes. */
 struct Shared {
-  int slot_bytes;  /* weights, then codes */
-  int a_scales;    /* f32 [stages][scales per slot][N] */
-  int w_scales;    /* f32 [row blocks of the tile][scales of the part of K] */
-  int cos_sin;     /* FUSED: f32 [N][ROPE_DIM] */
-  int full, empty; /* barriers [stages] */
+  int slot_bytes;        /* weights, then codes */
+  int a_scales;          /* f32 [stages][scales per slot][N] */
+  int w_scales;          /* f32 [row blocks of the tile][scales of the part of K] */
+  int cos_sin;           /* FUSED: f32 [N][ROPE_DIM] */
+  int full, live, empty; /* barriers [stages]: weights and activations have landed, both are read */
   int bytes;
 };
 
@@ -59,13 +73,15 @@ __host__ __device__ inline Shared shared_layout(int tokens, int block, int stage
                                                 bool fused) {
   Shared s = {};
   s.slot_bytes = WEIGHT_BYTES + tokens * SM90_TILE_COLS;
-  int ring = stages * s.slot_bytes, sums = tokens * SUM_PITCH * 4;
+  int ring = stages * s.slot_bytes;
+  int sums = exchange_bytes(tokens) + tokens * sum_pitch(tokens) * 4; /* over the drained ring */
   s.a_scales = ring > sums ? ring : sums;
   s.w_scales = s.a_scales + stages * scales_per_slot(block) * tokens * 4;
   int row_blocks = SM90_TILE_ROWS / block;
   s.cos_sin = s.w_scales + ceil_div(row_blocks * slots * scales_per_slot(block) * 4, 16) * 16;
   s.full = s.cos_sin + (fused ? tokens * ROPE_DIM * 4 : 0);
-  s.empty = s.full + stages * 8;
+  s.live = s.full + stages * 8;
+  s.empty = s.live + stages * 8;
   s.bytes = s.empty + stages * 8 + 1024; /* room to align the ring to the swizzle's 1024 */
   return s;
 }
@@ -76,15 +92,15 @@ struct Block {
   uint8_t *memory; /* the same, generic */
   Shared at;
   int tile, part, group;
-  int first_slot, slots; /* of K */
-  int first_token;
+  int first_slot, slots;   /* of K */
+  int first_token, tokens; /* whose scales exist in memory: a multiple of 4 */
 };
 
 template <int N, int BLOCK, bool FUSED>
 struct Project {
   static constexpr int SCALES = scales_per_slot(BLOCK);
   static constexpr int CODE_BYTES = N * SM90_TILE_COLS;
-  static constexpr int THREADS = MATH_THREADS + WARP + (FUSED ? QUANTIZE_THREADS : 0);
+  static constexpr int THREADS = MATH_THREADS + WARP + (FUSED ? QUANTIZE_THREADS : WARP);
   static constexpr int STEPS_PER_SCALE = BLOCK / K_STEP; /* 4 or 1 */
 
   static __device__ __forceinline__ uint32_t slot_address(const Block &b, int slot) {
@@ -93,6 +109,9 @@ struct Project {
   static __device__ __forceinline__ uint32_t full(const Block &b, int slot) {
     return b.base + b.at.full + slot * 8;
   }
+  static __device__ __forceinline__ uint32_t live(const Block &b, int slot) {
+    return b.base + b.at.live + slot * 8;
+  }
   static __device__ __forceinline__ uint32_t empty(const Block &b, int slot) {
     return b.base + b.at.empty + slot * 8;
   }
@@ -100,64 +119,68 @@ struct Project {
     return reinterpret_cast<float *>(b.memory + b.at.a_scales) + slot * SCALES * N;
   }
 
-  /* ---- warp 8: copies ---------------------------------------------------------------------- */
+  /* ---- warp 8: weights --------------------------------------------------------------------- */
 
-  /* Tokens of this tile whose scales exist in memory: a multiple of 4. */
-  static __device__ __forceinline__ int scale_tokens(const sm90_product &p, const Block &b) {
-    int left = static_cast<int>(oproj_layout_aligned_tokens(p.tokens)) - b.first_token;
-    return left < N ? left : N;
-  }
+  struct Copies {
+    Cursor issue, landed;
+    int issued = 0;
+  };
 
-  static __device__ void copy_weights(const sm90_product &p, const Block &b, int i, int slot) {
-    uint32_t bytes = WEIGHT_BYTES;
-    if (!FUSED) bytes += CODE_BYTES + SCALES * scale_tokens(p, b) * 4;
-    barrier_arrive_expecting(full(b, slot), bytes);
-    copy_box_2d(slot_address(b, slot), &p.weights, full(b, slot),
-                (b.first_slot + i) * SM90_TILE_COLS, b.tile * SM90_TILE_ROWS);
-  }
-
-  static __device__ void copy_activations(const sm90_product &p, const Block &b, int i, int slot) {
-    int64_t aligned = oproj_layout_aligned_tokens(p.tokens);
-    copy_box_3d(slot_address(b, slot) + WEIGHT_BYTES, &p.activations, full(b, slot),
-                (b.first_slot + i) * SM90_TILE_COLS, b.first_token, b.group);
-#pragma unroll
-    for (int s = 0; s < SCALES; s++) {
-      int64_t column =
-          static_cast<int64_t>(b.group) * (p.cols / BLOCK) + (b.first_slot + i) * SCALES + s;
-      copy_bytes(shared_address(a_scales(b, slot) + s * N),
-                 p.a_scales + column * aligned + b.first_token, scale_tokens(p, b) * 4,
-                 full(b, slot));
+  static __device__ __forceinline__ void copy_weights(const sm90_product &p, const Block &b,
+                                                      Copies *c) {
+    if (c->issued >= p.window) {
+      barrier_wait(full(b, c->landed.slot), c->landed.parity);
+      c->landed.advance(p.stages);
     }
+    barrier_arrive_expecting(full(b, c->issue.slot), WEIGHT_BYTES);
+    copy_box_2d(slot_address(b, c->issue.slot), &p.weights, full(b, c->issue.slot),
+                (b.first_slot + c->issued) * SM90_TILE_COLS, b.tile * SM90_TILE_ROWS);
+    c->issue.advance(p.stages);
+    c->issued++;
   }
 
-  static __device__ __forceinline__ int slots_ahead(const sm90_product &p, const Block &b) {
-    return p.stages < b.slots ? p.stages : b.slots;
-  }
-
-  /* Weights do not depend on the kernel before: a ring full of them sets out before
-   * anything else. */
-  static __device__ void begin_copies(const sm90_product &p, const Block &b) {
+  /* Weights do not depend on the kernel before: they set out before anything else. */
+  static __device__ void begin_copies(const sm90_product &p, const Block &b, Copies *c) {
     for (int slot = 0; slot < p.stages; slot++) {
-      barrier_init(full(b, slot), FUSED ? 2 : 1);
-      barrier_init(empty(b, slot), TOKENS_ARE_ROWS ? MATH_WARPS / 2 : MATH_WARPS);
+      barrier_init(full(b, slot), 1);
+      barrier_init(live(b, slot), 1);
+      barrier_init(empty(b, slot), TURNS ? MATH_WARPS / 2 : MATH_WARPS);
     }
     barriers_publish();
     fence_for_async_proxy();
-    for (int i = 0; i < slots_ahead(p, b); i++) copy_weights(p, b, i, i);
+    while (c->issued < p.window && c->issued < b.slots) copy_weights(p, b, c);
   }
 
-  static __device__ void run_copies(const sm90_product &p, const Block &b) {
-    int ahead = slots_ahead(p, b);
-    if (!FUSED) {
-      wait_for_predecessors();
-      for (int i = 0; i < ahead; i++) copy_activations(p, b, i, i);
+  static __device__ void run_copies(const sm90_product &p, const Block &b, Copies *c) {
+    while (c->issued < b.slots) {
+      if (c->issued >= p.stages) barrier_wait(empty(b, c->issue.slot), c->issue.parity ^ 1);
+      copy_weights(p, b, c);
     }
+  }
+
+  /* ---- warp 9: activations ----------------------------------------------------------------- */
+
+  /* Lane 0 copies codes, the next ones a row of scales each. */
+  static __device__ void run_inputs(const sm90_product &p, const Block &b, int lane) {
+    int64_t aligned = oproj_layout_aligned_tokens(p.tokens);
+    int code_bytes = p.step_tokens * SM90_TILE_COLS, scale_bytes = b.tokens * 4, s = lane - 1;
+    int64_t first = static_cast<int64_t>(b.group) * (p.cols / BLOCK) + b.first_slot * SCALES + s;
+    const float *scales = p.a_scales + first * aligned + b.first_token;
     Cursor at;
-    for (int i = 0; i < ahead; i++) at.advance(p.stages);
-    for (int i = ahead; i < b.slots; i++) {
-      barrier_wait(empty(b, at.slot), at.parity ^ 1);
-      copy_weights(p, b, i, at.slot);
-      if (!FUSED) copy_activations(p, b, i, at.slot);
+    if (lane == 0) prefetch_map(&p.activations);
+    wait_for_predecessors();
+#pragma unroll 1
+    for (int i = 0; i < b.slots; i++) {
+      uint32_t arrival = live(b, at.slot);
+      if (i >= p.stages) barrier_wait(empty(b, at.slot), at.parity ^ 1);
+      if (lane == 0) barrier_arrive_expecting(arrival, code_bytes + SCALES * scale_bytes);
+      __syncwarp();
+      if (lane == 0)
+        copy_box_3d(slot_address(b, at.slot) + WEIGHT_BYTES, &p.activations, arrival,
+                    (b.first_slot + i) * SM90_TILE_COLS, b.first_token, b.group);
+      else if (s < SCALES)
+        copy_bytes(shared_address(a_scales(b, at.slot) + s * N), scales, scale_bytes, arrival);
+      scales += SCALES * aligned;
       at.advance(p.stages);
     }
   }
@@ -254,26 +277,25 @@ struct Project {
         if (next < b.slots) load_rows(p, b, next, lane, raw[d]);
         fence_for_async_proxy();
         __syncwarp();
-        if (lane == 0) barrier_arrive(full(b, slot));
+        if (lane == 0) barrier_arrive(live(b, slot));
       }
     }
   }
 
   /* ---- warps 0 to 7: products -------------------------------------------------------------- */
 
-  /* 64 tokens are the instruction's rows and 128 weight rows its columns: one wide instruction
-   * costs less than two narrow ones.  Each warpgroup then takes every second slot, whole. */
-  static constexpr bool TOKENS_ARE_ROWS = N == 64;
+  static constexpr bool TOKENS_ARE_ROWS = N >= ROW_TOKENS;
+  static constexpr bool TURNS = N == ROW_TOKENS; /* a warpgroup takes every second slot, whole */
   static constexpr int SUMS = TOKENS_ARE_ROWS ? SM90_TILE_ROWS / 2 : N / 2; /* of a thread */
 
   /* Starts the instructions of one quantisation block: all of a slot, or its step `step`. */
   static __device__ __forceinline__ void begin_products(const Block &b, int slot, int step,
                                                         int warpgroup, float (&sums)[SUMS]) {
     uint32_t address = slot_address(b, slot);
-    uint64_t codes = describe_operand(address + WEIGHT_BYTES) + 2 * step;
-    uint64_t weights =
-        describe_operand(address + (TOKENS_ARE_ROWS ? 0 : warpgroup * (WEIGHT_BYTES / 2))) +
-        2 * step;
+    int token_half = TOKENS_ARE_ROWS && !TURNS ? warpgroup * (CODE_BYTES / 2) : 0;
+    int row_half = TOKENS_ARE_ROWS ? 0 : warpgroup * (WEIGHT_BYTES / 2);
+    uint64_t codes = describe_operand(address + WEIGHT_BYTES + token_half) + 2 * step;
+    uint64_t weights = describe_operand(address + row_half) + 2 * step;
     pin(sums);
     products_begin();
 #pragma unroll
@@ -323,6 +345,11 @@ struct Project {
     }
   }
 
+  static __device__ __forceinline__ void wait_for_slot(const Block &b, const Cursor &at) {
+    barrier_wait(full(b, at.slot), at.parity);
+    barrier_wait(live(b, at.slot), at.parity);
+  }
+
   static __device__ __forceinline__ void release(const Block &b, int slot, int lane) {
     __syncwarp();
     if (lane == 0) barrier_arrive(empty(b, slot));
@@ -340,11 +367,11 @@ struct Project {
     for (int i = 0; i < b.slots; i += 2) {
       float first[SUMS], second[SUMS];
       int slot = at.slot;
-      barrier_wait(full(b, slot), at.parity);
+      wait_for_slot(b, at);
       begin_products(b, slot, 0, warpgroup, first);
       at.advance(p.stages);
       int next = at.slot;
-      barrier_wait(full(b, next), at.parity);
+      wait_for_slot(b, at);
       begin_products(b, next, 0, warpgroup, second);
       at.advance(p.stages);
       products_wait<1>();
@@ -364,7 +391,7 @@ struct Project {
 #pragma unroll 1
     for (int i = 0; i < b.slots; i++) {
       const float *scales = a_scales(b, at.slot), *w = w_scales + i * SCALES;
-      barrier_wait(full(b, at.slot), at.parity);
+      wait_for_slot(b, at);
 #pragma unroll
       for (int step = 0; step < SCALES; step += 2) {
         float first[SUMS], second[SUMS];
@@ -380,39 +407,21 @@ struct Project {
     }
   }
 
-  /* With 128 tokens there are registers for one set of sums; the other warpgroup multiplies while
-   * this one adds. */
-  static __device__ __forceinline__ void multiply_singly(const sm90_product &p, const Block &b,
-                                                         const float *w_scales, int warpgroup,
-                                                         int lane, float (&total)[SUMS]) {
+  /* Tokens as rows leave registers for one set of sums: the other warpgroup multiplies while this
+   * one adds.  In turns each takes every second slot; their number is even, so that a slot always
+   * is the same warpgroup's. */
+  static __device__ __forceinline__ void multiply_rows(const sm90_product &p, const Block &b,
+                                                       const float *w_scales, int warp, int lane,
+                                                       float (&total)[SUMS]) {
+    constexpr int STRIDE = TURNS ? 2 : 1;
+    int warpgroup = warp / 4, pitch = b.slots * SCALES;
+    int row = (TURNS ? warp % 4 : warp) * 16 + lane / 4, first = TURNS ? warpgroup : 0;
     Cursor at;
+    if (first == 1) at.advance(p.stages);
 #pragma unroll 1
-    for (int i = 0; i < b.slots; i++) {
+    for (int i = first; i < b.slots; i += STRIDE) {
       const float *scales = a_scales(b, at.slot), *w = w_scales + i * SCALES;
-      barrier_wait(full(b, at.slot), at.parity);
-#pragma unroll
-      for (int step = 0; step < SCALES; step++) {
-        float sums[SUMS];
-        begin_products(b, at.slot, step, warpgroup, sums);
-        products_wait<0>();
-        add_scaled(total, sums, scales + step * N, w[step], lane);
-      }
-      release(b, at.slot, lane);
-      at.advance(p.stages);
-    }
-  }
-
-  /* Tokens as rows: the warpgroups take turns, slot by slot. */
-  static __device__ __forceinline__ void multiply_turns(const sm90_product &p, const Block &b,
-                                                        const float *w_scales, int warp, int lane,
-                                                        float (&total)[SUMS]) {
-    int warpgroup = warp / 4, row = warp % 4 * 16 + lane / 4, pitch = b.slots * SCALES;
-    Cursor at;
-    if (warpgroup == 1) at.advance(p.stages);
-#pragma unroll 1
-    for (int i = warpgroup; i < b.slots; i += 2) {
-      const float *scales = a_scales(b, at.slot), *w = w_scales + i * SCALES;
-      barrier_wait(full(b, at.slot), at.parity);
+      wait_for_slot(b, at);
 #pragma unroll
       for (int step = 0; step < SCALES; step++) {
         float sums[SUMS];
@@ -421,87 +430,154 @@ struct Project {
         add_scaled_rows(total, sums, scales + step * N, w + step, pitch, row);
       }
       release(b, at.slot, lane);
-      at.advance(p.stages);
-      at.advance(p.stages);
+#pragma unroll
+      for (int step = 0; step < STRIDE; step++) at.advance(p.stages);
     }
   }
 
   /* ---- the end ----------------------------------------------------------------------------- */
 
-  /* Sums of this block's part of K: f32 [N tokens][SUM_PITCH], over the drained ring. */
-  static __device__ __forceinline__ void spread_sums(const Block &b, int warp, int lane,
-                                                     const float (&total)[SUMS]) {
-    float *sums = reinterpret_cast<float *>(b.memory);
+  /* The sums of this block's part of K meet in f32 [N tokens][PITCH], over the drained ring. */
+  static constexpr int PITCH = sum_pitch(N), SUMS_AT = exchange_bytes(N);
+
+  static __device__ __forceinline__ float *sums_of(const Block &b, int token) {
+    return reinterpret_cast<float *>(b.memory + SUMS_AT) + token * PITCH;
+  }
+
+  static __device__ __forceinline__ void add_to(float4 *sum, const float4 &more) {
+    *sum = make_float4(sum->x + more.x, sum->y + more.y, sum->z + more.z, sum->w + more.w);
+  }
+
+  static __device__ __forceinline__ void spread_columns(const Block &b, int warp, int lane,
+                                                        const float (&total)[SUMS]) {
     int row = warp * 16 + lane / 4;
 #pragma unroll
     for (int j = 0; j < N / 8; j++) {
 #pragma unroll
       for (int e = 0; e < 2; e++) {
-        float *token = sums + (8 * j + lane % 4 * 2 + e) * SUM_PITCH;
+        float *token = sums_of(b, 8 * j + lane % 4 * 2 + e);
         token[row] = total[4 * j + e];
         token[row + 8] = total[4 * j + 2 + e];
       }
     }
   }
 
-  /* The same where tokens are rows; both warpgroups hold sums of all of them, of other slots. */
-  static __device__ __forceinline__ void spread_turns(const Block &b, int warp, int lane,
-                                                      const float (&total)[SUMS]) {
-    float *sums = reinterpret_cast<float *>(b.memory);
-    int token = warp % 4 * 16 + lane / 4, warpgroup = warp / 4;
-    for (int turn = 0; turn < 2; turn++) {
-      if (turn == warpgroup) {
+  /* Of tokens as rows a thread holds two, a low and a high one, of each the columns 8j + lane%4*2
+   * and the next. */
+  static constexpr int PAIRS = SM90_TILE_ROWS / 8;
+  static constexpr int ROWS = TURNS ? 1 : 2; /* that it finishes */
+
+  static __device__ __forceinline__ void take_row(const float (&total)[SUMS], bool high,
+                                                  float2 (&pairs)[PAIRS]) {
 #pragma unroll
-        for (int i = 0; i < SUMS; i += 4) {
-          float *low = sums + token * SUM_PITCH + i * 2 + lane % 4 * 2, *high = low + 8 * SUM_PITCH;
-          float2 a = make_float2(total[i], total[i + 1]),
-                 c = make_float2(total[i + 2], total[i + 3]);
-          if (turn == 1) {
-            float2 a0 = *reinterpret_cast<float2 *>(low), c0 = *reinterpret_cast<float2 *>(high);
-            a = make_float2(a0.x + a.x, a0.y + a.y);
-            c = make_float2(c0.x + c.x, c0.y + c.y);
-          }
-          *reinterpret_cast<float2 *>(low) = a;
-          *reinterpret_cast<float2 *>(high) = c;
-        }
-      }
-      if (turn == 0) named_barrier(1, MATH_THREADS);
+    for (int j = 0; j < PAIRS; j++)
+      pairs[j] = high ? make_float2(total[4 * j + 2], total[4 * j + 3])
+                      : make_float2(total[4 * j], total[4 * j + 1]);
+  }
+
+  static __device__ __forceinline__ void spread_row(const Block &b, int token, int lane,
+                                                    const float2 (&pairs)[PAIRS]) {
+    float *to = sums_of(b, token) + lane % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < PAIRS; j++) *reinterpret_cast<float2 *>(to + 8 * j) = pairs[j];
+  }
+
+  /* Warpgroups that took turns hold parts of the same tokens: each adds up one of a thread's two,
+   * and hands the other one to its counterpart. */
+  static __device__ __forceinline__ void merge_turns(const Block &b, int warp, int lane,
+                                                     const float (&total)[SUMS],
+                                                     float2 (&pairs)[PAIRS]) {
+    constexpr int HALF_THREADS = MATH_THREADS / 2;
+    bool high = warp >= MATH_WARPS / 2;
+    float2 *exchange = reinterpret_cast<float2 *>(b.memory) + warp % 4 * WARP + lane;
+    float2 *mine = exchange + (high ? PAIRS * HALF_THREADS : 0);
+    float2 *other = exchange + (high ? 0 : PAIRS * HALF_THREADS);
+    take_row(total, !high, pairs);
+#pragma unroll
+    for (int j = 0; j < PAIRS; j++) other[j * HALF_THREADS] = pairs[j];
+    take_row(total, high, pairs);
+    named_barrier(1, MATH_THREADS);
+#pragma unroll
+    for (int j = 0; j < PAIRS; j++) {
+      float2 more = mine[j * HALF_THREADS];
+      pairs[j] = make_float2(pairs[j].x + more.x, pairs[j].y + more.y);
     }
   }
 
-  /* The whole sums of a lane's 4 rows for one token, parts added in order. */
+  /* A cluster of two shares out the warps: each block hands the other one the sums of the warps
+   * that it does not finish itself, thread by thread.  False: the other block finishes this one. */
+  static __device__ __forceinline__ bool merge_blocks(const Block &b, int warp, int lane,
+                                                      float2 (&rows)[ROWS][PAIRS]) {
+    constexpr int STEP = MATH_THREADS * sizeof(float4);
+    uint32_t at = b.base + SUMS_AT + (warp * WARP + lane) * static_cast<int>(sizeof(float4));
+    bool mine = warp % 2 == b.part;
+    if (!mine) {
+#pragma unroll
+      for (int i = 0; i < ROWS * PAIRS / 2; i++) {
+        const float2 *two = &rows[0][0] + 2 * i;
+        store_own(at + i * STEP, make_float4(two[0].x, two[0].y, two[1].x, two[1].y));
+      }
+    }
+    cluster_barrier();
+    if (!mine) return false;
+    uint32_t peer = peer_address(at, 1 - b.part);
+#pragma unroll
+    for (int i = 0; i < ROWS * PAIRS / 2; i++) {
+      float2 *two = &rows[0][0] + 2 * i;
+      float4 more = load_peer(peer + i * STEP);
+      two[0] = make_float2(two[0].x + more.x, two[0].y + more.y);
+      two[1] = make_float2(two[1].x + more.z, two[1].y + more.w);
+    }
+    return true;
+  }
+
+  /* False: with more than two blocks to a cluster the sums are in shared memory instead. */
+  static __device__ __forceinline__ bool finish_rows(const sm90_product &p, const Block &b,
+                                                     int warp, int lane,
+                                                     const float (&total)[SUMS]) {
+    int64_t column = static_cast<int64_t>(b.tile) * SM90_TILE_ROWS;
+    int first = (TURNS ? warp % 4 * 16 + warp / 4 * 8 : warp * 16) + lane / 4;
+    float2 rows[ROWS][PAIRS];
+    if constexpr (TURNS) {
+      merge_turns(b, warp, lane, total, rows[0]);
+    } else {
+      take_row(total, false, rows[0]);
+      take_row(total, true, rows[ROWS - 1]);
+    }
+    if (p.split == 2 && !merge_blocks(b, warp, lane, rows)) return true;
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+      int token = first + 8 * i; /* behind the tile's last: as behind all */
+      if (p.split > 2)
+        spread_row(b, token, lane, rows[i]);
+      else
+        write_token<BLOCK>(p, token < b.tokens ? b.first_token + token : INT32_MAX, column, lane,
+                           rows[i]);
+    }
+    return p.split <= 2;
+  }
+
+  /* The whole sums of a lane's 4 columns for one token, parts of K added in order, all of them on
+   * their way together. */
   static __device__ __forceinline__ float4 gather_sums(const sm90_product &p, const Block &b,
                                                        int token, int lane) {
-    uint32_t offset = (token * SUM_PITCH + lane * 4) * 4;
-    if (p.split == 1) return *reinterpret_cast<const float4 *>(b.memory + offset);
-    float4 sum = load_peer(peer_address(b.base + offset, 0));
-    for (int part = 1; part < p.split; part++) {
-      float4 more = load_peer(peer_address(b.base + offset, part));
-      sum.x += more.x;
-      sum.y += more.y;
-      sum.z += more.z;
-      sum.w += more.w;
-    }
+    const float *from = sums_of(b, token) + lane * 4;
+    if (p.split == 1) return *reinterpret_cast<const float4 *>(from);
+    float4 parts[SM90_MOST_SPLIT], sum = {};
+#pragma unroll
+    for (int part = 0; part < SM90_MOST_SPLIT; part++)
+      if (part < p.split) parts[part] = load_peer(peer_address(shared_address(from), part));
+#pragma unroll
+    for (int part = 0; part < SM90_MOST_SPLIT; part++)
+      if (part < p.split) add_to(&sum, parts[part]);
     return sum;
   }
 
-  /* Tokens that a warp finishes together, so that their latencies overlap. */
-  static constexpr int BATCH = N >= 64 ? 4 : 1;
-
-  /* The largest magnitude of each token's block of 4 * BLOCK_LANES values. */
   static constexpr int BLOCK_LANES = BLOCK / 4;
-  static __device__ __forceinline__ void block_maxima(float (&amax)[BATCH]) {
-#pragma unroll
-    for (int offset = BLOCK_LANES / 2; offset > 0; offset /= 2) {
-#pragma unroll
-      for (int i = 0; i < BATCH; i++)
-        amax[i] = oproj_quant_amax(amax[i], __shfl_xor_sync(ALL_LANES, amax[i], offset));
-    }
-  }
 
-  static __device__ __forceinline__ void write_codes(const sm90_product &p, int64_t token,
-                                                     int64_t column, int lane, float4 values,
-                                                     float amax) {
+  static __device__ __forceinline__ void write_column_codes(const sm90_product &p, int64_t token,
+                                                            int64_t column, int lane, float4 values,
+                                                            float amax) {
     uint8_t exponent = oproj_quant_exponent(amax);
     int64_t columns = p.rows / BLOCK;
     bool leads = lane % BLOCK_LANES == 0;
@@ -522,47 +598,54 @@ struct Project {
   static __device__ __forceinline__ void round_and_write(const sm90_product &p, int64_t token,
                                                          int64_t column, float4 *sum) {
     bool live = token < p.tokens && column < p.rows;
+    bool wide = reinterpret_cast<uintptr_t>(p.out) % 8 == 0 && p.out_stride % 4 == 0;
     if (p.addend && live) {
       float4 more = *reinterpret_cast<const float4 *>(p.addend + token * p.rows + column);
-      *sum = make_float4(sum->x + more.x, sum->y + more.y, sum->z + more.z, sum->w + more.w);
+      add_to(sum, more);
     }
     const uint16_t rounded[4] = {oproj_bf16_from_f32(sum->x), oproj_bf16_from_f32(sum->y),
                                  oproj_bf16_from_f32(sum->z), oproj_bf16_from_f32(sum->w)};
     if (p.out && live) {
+      uint16_t *to = p.out + token * p.out_stride + column;
       uint2 packed;
       memcpy(&packed, rounded, sizeof packed);
-      *reinterpret_cast<uint2 *>(p.out + token * p.out_stride + column) = packed;
+      if (wide)
+        *reinterpret_cast<uint2 *>(to) = packed;
+      else
+        for (int i = 0; i < 4; i++) to[i] = rounded[i];
     }
     *sum = make_float4(oproj_bf16_to_f32(rounded[0]), oproj_bf16_to_f32(rounded[1]),
                        oproj_bf16_to_f32(rounded[2]), oproj_bf16_to_f32(rounded[3]));
   }
 
+  static __device__ __forceinline__ void write_columns(const sm90_product &p, const Block &b,
+                                                       int token, int lane, float4 sum) {
+    int64_t column = static_cast<int64_t>(b.tile) * SM90_TILE_ROWS + lane * 4;
+    round_and_write(p, b.first_token + token, column, &sum);
+    if (!p.zq.codes) return;
+    float amax = oproj_quant_amax(oproj_quant_amax(0.0f, sum.x), sum.y);
+    amax = oproj_quant_amax(oproj_quant_amax(amax, sum.z), sum.w);
+#pragma unroll
+    for (int offset = BLOCK_LANES / 2; offset > 0; offset /= 2)
+      amax = oproj_quant_amax(amax, __shfl_xor_sync(ALL_LANES, amax, offset));
+    write_column_codes(p, b.first_token + token, column, lane, sum, amax);
+  }
+
+  /* The blocks of a cluster share out the tokens, and their warps those, BATCH at a time. */
+  static constexpr int BATCH = N < ROW_TOKENS ? 1 : 2;
+
   static __device__ __forceinline__ void write_sums(const sm90_product &p, const Block &b, int warp,
                                                     int lane) {
-    int share = N / p.split; /* tokens that each block of the cluster finishes */
-    int64_t column = static_cast<int64_t>(b.tile) * SM90_TILE_ROWS + lane * 4;
+    int step = p.split * MATH_WARPS;
 #pragma unroll 1
-    for (int first = warp; first < share; first += MATH_WARPS * BATCH) {
+    for (int token = b.part + p.split * warp; token < b.tokens; token += BATCH * step) {
       float4 sums[BATCH];
-      float amax[BATCH];
-      int tokens[BATCH];
-#pragma unroll
-      for (int i = 0; i < BATCH; i++) {
-        int token = first + i * MATH_WARPS;
-        tokens[i] = b.part * share + (token < share ? token : first);
-        sums[i] = gather_sums(p, b, tokens[i], lane);
-      }
-#pragma unroll
-      for (int i = 0; i < BATCH; i++) {
-        round_and_write(p, b.first_token + tokens[i], column, &sums[i]);
-        amax[i] = oproj_quant_amax(oproj_quant_amax(0.0f, sums[i].x), sums[i].y);
-        amax[i] = oproj_quant_amax(oproj_quant_amax(amax[i], sums[i].z), sums[i].w);
-      }
-      if (!p.zq.codes) continue;
-      block_maxima(amax);
 #pragma unroll
       for (int i = 0; i < BATCH; i++)
-        write_codes(p, b.first_token + tokens[i], column, lane, sums[i], amax[i]);
+        if (token + i * step < b.tokens) sums[i] = gather_sums(p, b, token + i * step, lane);
+#pragma unroll
+      for (int i = 0; i < BATCH; i++)
+        if (token + i * step < b.tokens) write_columns(p, b, token + i * step, lane, sums[i]);
     }
   }
 
@@ -592,52 +675,63 @@ struct Project {
     b.group = b.tile * SM90_TILE_ROWS / p.rows_per_group;
     b.slots = p.cols / SM90_TILE_COLS / p.split;
     b.first_slot = b.part * b.slots;
-    b.first_token = blockIdx.y * N;
+    b.first_token = blockIdx.y * p.step_tokens;
+    b.tokens =
+        min(p.step_tokens, static_cast<int>(oproj_layout_aligned_tokens(p.tokens)) - b.first_token);
     b.at = shared_layout(N, BLOCK, p.stages, b.slots, FUSED);
     return b;
+  }
+
+  /* With a split all warps of the cluster meet when its sums can be read. */
+  static __device__ __forceinline__ void run_products(const sm90_product &p, const Block &b,
+                                                      int warp, int lane) {
+    float total[SUMS] = {};
+    const float *tile_scales = reinterpret_cast<const float *>(b.memory + b.at.w_scales);
+    const float *warp_scales = tile_scales + warp * 16 / BLOCK * b.slots * SCALES;
+    copies_wait();
+    named_barrier(1, MATH_THREADS); /* the scales that the others copied */
+    if constexpr (TOKENS_ARE_ROWS)
+      multiply_rows(p, b, tile_scales, warp, lane, total);
+    else if constexpr (BLOCK == SM90_TILE_COLS)
+      multiply_slots(p, b, warp_scales, warp / 4, lane, total);
+    else
+      multiply_steps(p, b, warp_scales, warp / 4, lane, total);
+    named_barrier(1, MATH_THREADS); /* the ring is drained: sums may overwrite it */
+    wait_for_predecessors();        /* they may still read what is written now */
+    if constexpr (TOKENS_ARE_ROWS) {
+      if (finish_rows(p, b, warp, lane, total)) return;
+    } else {
+      spread_columns(b, warp, lane, total);
+    }
+    named_barrier(1, MATH_THREADS);
+    if (p.split > 1) cluster_barrier();
+    write_sums(p, b, warp, lane);
   }
 
   static __device__ void run(const sm90_product &p, uint8_t *unaligned) {
     uint8_t *memory = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
     const Block b = describe_block(p, memory);
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    if (warp == COPY_WARP && lane == 0) begin_copies(p, b);
+    Copies copies;
+    if (warp == COPY_WARP && lane == 0) begin_copies(p, b, &copies);
     __syncwarp();
     if (p.early) let_successors_start();
     if (warp < MATH_WARPS) copy_w_scales(p, b);
     __syncthreads();
 
     if (warp == COPY_WARP) {
-      if (lane == 0) run_copies(p, b);
+      if (lane == 0) run_copies(p, b, &copies);
       __syncwarp();
-    } else if (FUSED && warp >= FIRST_QUANTIZE_WARP) {
-      run_quantizers(p, b, warp - FIRST_QUANTIZE_WARP, lane);
+      if (p.split > 1) cluster_barrier();
+    } else if (warp >= INPUT_WARP) {
+      if constexpr (FUSED)
+        run_quantizers(p, b, warp - INPUT_WARP, lane);
+      else
+        run_inputs(p, b, lane);
+      __syncwarp();
+      if (p.split > 1) cluster_barrier();
     } else {
-      float total[SUMS] = {};
-      const float *tile_scales = reinterpret_cast<const float *>(b.memory + b.at.w_scales);
-      const float *warp_scales = tile_scales + warp * 16 / BLOCK * b.slots * SCALES;
-      copies_wait();
-      named_barrier(1, MATH_THREADS); /* the scales that the others copied */
-      if constexpr (TOKENS_ARE_ROWS)
-        multiply_turns(p, b, tile_scales, warp, lane, total);
-      else if constexpr (N == SM90_MAX_TOKENS)
-        multiply_singly(p, b, warp_scales, warp / 4, lane, total);
-      else if constexpr (BLOCK == SM90_TILE_COLS)
-        multiply_slots(p, b, warp_scales, warp / 4, lane, total);
-      else
-        multiply_steps(p, b, warp_scales, warp / 4, lane, total);
-      named_barrier(1, MATH_THREADS); /* the ring is drained: sums may overwrite it */
-      if constexpr (TOKENS_ARE_ROWS)
-        spread_turns(b, warp, lane, total);
-      else
-        spread_sums(b, warp, lane, total);
-      named_barrier(1, MATH_THREADS);
-    }
-    if (p.split > 1) cluster_barrier();
-    if (warp < MATH_WARPS) {
-      /* The first write to memory that a kernel before this one may still read. */
-      wait_for_predecessors();
-      write_sums(p, b, warp, lane);
+      run_products(p, b, warp, lane);
     }
     if (p.split > 1) cluster_barrier(); /* peers may still read this block's sums */
   }

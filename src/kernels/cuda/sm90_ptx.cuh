@@ -149,6 +149,12 @@ __device__ __forceinline__ uint32_t peer_address(uint32_t address, uint32_t rank
   return peer;
 }
 
+__device__ __forceinline__ void store_own(uint32_t address, const float4 &v) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v.x), "f"(v.y),
+               "f"(v.z), "f"(v.w)
+               : "memory");
+}
+
 __device__ __forceinline__ float4 load_peer(uint32_t address) {
   float4 v;
   asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"

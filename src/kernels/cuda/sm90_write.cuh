@@ -1,22 +1,20 @@
-/* sm90_prefill_write.cuh - what becomes of a tile's sums: z rounded and quantised, or rows of bf16.
+/* sm90_write.cuh - what becomes of a token's sums: z rounded and quantised, or a row of bf16.
  *
- * A warp holds 16 tokens by 128 weight rows, as the products leave them: thread t has tokens t/4
- * and t/4 + 8, of each the columns 8j + t%4*2 and the one after.  The four threads of a token
- * exchange words so that each of them writes 16 bytes; nothing goes through shared memory. */
-#ifndef OPROJ_KERNELS_CUDA_SM90_PREFILL_WRITE_CUH
-#define OPROJ_KERNELS_CUDA_SM90_PREFILL_WRITE_CUH
+ * Products leave a token's values of 128 columns with four neighbouring threads: thread t of the
+ * warp has columns 8j + t%4*2 and the one after.  The four exchange words so that each of them
+ * writes 16 bytes; nothing goes through shared memory.  Product is sm90_product or sm90_prefill. */
+#ifndef OPROJ_KERNELS_CUDA_SM90_WRITE_CUH
+#define OPROJ_KERNELS_CUDA_SM90_WRITE_CUH
 
 #include <cuda_bf16.h>
 
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/input.cuh"
-#include "kernels/cuda/sm90_prefill.h"
 
-namespace sm90::prefill {
+namespace sm90 {
 
-constexpr int TILE_TOKENS = SM90_PREFILL_TOKENS, PART_ROWS = SM90_PREFILL_ROWS;
-constexpr int PART_SUMS = PART_ROWS / 2;  /* of a thread, for a part */
-constexpr int PART_PAIRS = PART_ROWS / 8; /* of neighbouring columns, per token */
+constexpr int WRITE_COLS = 128;
+constexpr int WRITE_PAIRS = WRITE_COLS / 8; /* of neighbouring columns, of a thread */
 
 /* words[i] of thread s becomes words[s] of thread i, among four neighbouring threads. */
 __device__ __forceinline__ void exchange_words(uint32_t (&words)[4], int lane) {
@@ -51,10 +49,10 @@ __device__ __forceinline__ uint32_t magnitudes(uint32_t pair) {
 /* ---- codes of z ---------------------------------------------------------------------------- */
 
 /* Quantises the 128 values of one token; pairs[j] is bf16, columns 8j + lane%4*2 and the next. */
-template <int BLOCK>
-__device__ __forceinline__ void write_codes(const sm90_prefill &p, int64_t token, int64_t column,
-                                            int lane, const uint32_t (&pairs)[PART_PAIRS]) {
-  constexpr int BLOCKS = PART_ROWS / BLOCK, SPAN = PART_PAIRS / BLOCKS;
+template <int BLOCK, typename Product>
+__device__ __forceinline__ void write_codes(const Product &p, int64_t token, int64_t column,
+                                            int lane, const uint32_t (&pairs)[WRITE_PAIRS]) {
+  constexpr int BLOCKS = WRITE_COLS / BLOCK, SPAN = WRITE_PAIRS / BLOCKS;
   uint8_t exponents[BLOCKS];
 #pragma unroll
   for (int b = 0; b < BLOCKS; b++) {
@@ -98,14 +96,14 @@ __device__ __forceinline__ void write_codes(const sm90_prefill &p, int64_t token
 /* ---- rows of bf16 -------------------------------------------------------------------------- */
 
 /* The conversion's NaN becomes num.h's. */
-__device__ __forceinline__ void settle_nans(uint32_t (&pairs)[PART_PAIRS]) {
+__device__ __forceinline__ void settle_nans(uint32_t (&pairs)[WRITE_PAIRS]) {
   constexpr uint32_t FOUND = 0x7FFFu;
   uint32_t most = 0;
 #pragma unroll
-  for (int j = 0; j < PART_PAIRS; j++) most = __vmaxu2(most, magnitudes(pairs[j]));
+  for (int j = 0; j < WRITE_PAIRS; j++) most = __vmaxu2(most, magnitudes(pairs[j]));
   if ((most & FOUND) != FOUND && most >> 16 != FOUND) return;
 #pragma unroll
-  for (int j = 0; j < PART_PAIRS; j++) {
+  for (int j = 0; j < WRITE_PAIRS; j++) {
     uint32_t low = pairs[j] & 0xFFFFu, high = pairs[j] >> 16;
     if ((low & FOUND) == FOUND) low = OPROJ_BF16_NAN;
     if ((high & FOUND) == FOUND) high = OPROJ_BF16_NAN;
@@ -113,56 +111,65 @@ __device__ __forceinline__ void settle_nans(uint32_t (&pairs)[PART_PAIRS]) {
   }
 }
 
-__device__ __forceinline__ void write_row(const sm90_prefill &p, int64_t token, int64_t column,
-                                          int lane, uint32_t (&pairs)[PART_PAIRS]) {
+/* 8 columns of a row, of which `left` exist. */
+__device__ __forceinline__ void store_columns(uint16_t *to, int left, bool wide,
+                                              const uint32_t (&words)[4]) {
+  if (wide) {
+    if (left > 0)
+      *reinterpret_cast<uint4 *>(to) = make_uint4(words[0], words[1], words[2], words[3]);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 8; i++)
+    if (i < left) to[i] = static_cast<uint16_t>(words[i / 2] >> i % 2 * 16);
+}
+
+template <typename Product>
+__device__ __forceinline__ void write_row(const Product &p, int64_t token, int64_t column, int lane,
+                                          uint32_t (&pairs)[WRITE_PAIRS]) {
   int first = lane % 4 * 8, left = p.rows - static_cast<int>(column);
+  bool wide =
+      reinterpret_cast<uintptr_t>(p.out) % 16 == 0 && p.out_stride % 8 == 0 && p.rows % 8 == 0;
   if (token >= p.tokens) left = 0;
   uint16_t *to = p.out + token * p.out_stride + column + first;
   settle_nans(pairs);
 #pragma unroll
-  for (int j = 0; j < PART_PAIRS; j += 4) { /* 32 columns at a time */
+  for (int j = 0; j < WRITE_PAIRS; j += 4) { /* 32 columns at a time */
     uint32_t words[4] = {pairs[j], pairs[j + 1], pairs[j + 2], pairs[j + 3]};
     exchange_words(words, lane);
-    if (first + 8 * j < left)
-      *reinterpret_cast<uint4 *>(to + 8 * j) = make_uint4(words[0], words[1], words[2], words[3]);
+    store_columns(to + 8 * j, left - first - 8 * j, wide, words);
   }
 }
 
-/* ---- a part -------------------------------------------------------------------------------- */
+/* ---- a token ------------------------------------------------------------------------------- */
 
-/* `high`: to the second of the thread's tokens. */
-__device__ __forceinline__ void add_more(const sm90_prefill &p, int64_t token, int64_t column,
-                                         int lane, int high, float (&sums)[PART_SUMS]) {
+template <typename Product>
+__device__ __forceinline__ void add_more(const Product &p, int64_t token, int64_t column, int lane,
+                                         float2 (&values)[WRITE_PAIRS]) {
   if (token >= p.tokens) return;
 #pragma unroll
-  for (int j = 0; j < PART_PAIRS; j++) {
+  for (int j = 0; j < WRITE_PAIRS; j++) {
     int64_t at = column + 8 * j + lane % 4 * 2;
     if (at >= p.rows) continue;
     float2 more = *reinterpret_cast<const float2 *>(p.addend + token * p.rows + at);
-    sums[4 * j + 2 * high] += more.x;
-    sums[4 * j + 2 * high + 1] += more.y;
+    values[j].x += more.x;
+    values[j].y += more.y;
   }
 }
 
-/* The sums of the thread's tokens, `token` and the eighth after it, and of the 128 columns from
- * `column` on. */
-template <int BLOCK>
-__device__ __forceinline__ void write_part(const sm90_prefill &p, int64_t token, int64_t column,
-                                           int lane, float (&sums)[PART_SUMS]) {
+/* A token's sums of the 128 columns from `column` on, all lanes of the warp taking part: rounded,
+ * and quantised (p.zq), written (p.out), or both. */
+template <int BLOCK, typename Product>
+__device__ __forceinline__ void write_token(const Product &p, int64_t token, int64_t column,
+                                            int lane, float2 (&values)[WRITE_PAIRS]) {
+  uint32_t pairs[WRITE_PAIRS];
+  if (p.addend) add_more(p, token, column, lane, values);
 #pragma unroll
-  for (int high = 0; high < 2; high++, token += 8) {
-    if (p.addend) add_more(p, token, column, lane, high, sums);
-    uint32_t pairs[PART_PAIRS];
-#pragma unroll
-    for (int j = 0; j < PART_PAIRS; j++)
-      pairs[j] = rounded_pair(sums[4 * j + 2 * high], sums[4 * j + 2 * high + 1]);
-    if (p.zq.codes)
-      write_codes<BLOCK>(p, token, column, lane, pairs);
-    else
-      write_row(p, token, column, lane, pairs);
-  }
+  for (int j = 0; j < WRITE_PAIRS; j++) pairs[j] = rounded_pair(values[j].x, values[j].y);
+  if (p.zq.codes) write_codes<BLOCK>(p, token, column, lane, pairs);
+  if (p.out) write_row(p, token, column, lane, pairs);
 }
 
-}  // namespace sm90::prefill
+}  // namespace sm90
 
-#endif /* OPROJ_KERNELS_CUDA_SM90_PREFILL_WRITE_CUH */
+#endif /* OPROJ_KERNELS_CUDA_SM90_WRITE_CUH */
