@@ -19,9 +19,9 @@ enum {
   SM90_PREFILL_ROWS = 128    /* weight rows of a part: one of V4's quantisation blocks of z */
 };
 
-/* sm90_product's formula.  A tile is up to SM90_PREFILL_TOKENS tokens by `parts` parts of rows; the two
- * blocks of a pair take neighbouring tokens and the same rows.  Tiles are dealt to the blocks of
- * the grid in bands: all tokens of `band` row tiles, then the next ones. */
+/* sm90_product's formula.  A tile is up to SM90_PREFILL_TOKENS tokens by `parts` parts of rows; the
+ * two blocks of a pair take neighbouring tokens and the same rows.  Tiles are dealt to the blocks
+ * of the grid in bands: all tokens of `band` row tiles, then the next ones. */
 typedef struct sm90_prefill {
   CUtensorMap weights;     /* e4m3 [rows, cols], boxes of (parts * 128, halved by a pair) x 128 */
   CUtensorMap activations; /* e4m3 [groups, tokens, cols], boxes of 1 x step_tokens x 128 */

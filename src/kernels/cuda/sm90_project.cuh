@@ -14,10 +14,12 @@
  *                  ahead: more on their way would delay every other load
  *   warp 9         copies the activations' codes and scales into the same slots
  *   warps 9 to 12  (FUSED, instead) rotate and quantise attn_out straight into the slots
- *   warps 0 to 7   two warpgroups: multiply a slot, scale its sums, add them in f32.  Of a slot each
- *                  takes 64 weight rows, or with 128 tokens 64 of those; with 64 they take turns
+ *   warps 0 to 7   two warpgroups: multiply a slot, scale its sums, add them in f32.  Of a slot
+ *                  each takes 64 weight rows, or 64 of 128 tokens; with 64 tokens they take turns
  *
- * At the end the parts of K meet in shared memory and z is rounded, quantised and written.
+ * At the end the parts of K meet, and z is rounded, quantised and written: up to 32 tokens, or with
+ * clusters of four, from shared memory, a warp per token; else where the sums are, four threads per
+ * token, which were measured to be faster.
  *
  * The tensor core adds with few bits; sums leave it after every quantisation block. */
 #ifndef OPROJ_KERNELS_CUDA_SM90_PROJECT_CUH
