@@ -162,12 +162,11 @@ struct oproj_kernels {
   oproj_kernels_config config;
   int32_t group_cols, z_cols; /* D and the z columns held */
   int device;
-  int32_t capability;    /* major*10 + minor */
-  int32_t no_native;     /* nonzero: no kernel of sm90* runs here */
-  uint32_t paths_logged; /* by bit */
-  int32_t
-      sm90_capacity[CUDA_CLUSTER_SIZES]; /* SM90: blocks held at once in clusters of 1, 2, 4 */
-  cudaStream_t upload;                   /* for weights; joins no other stream */
+  int32_t capability;                        /* major*10 + minor */
+  int32_t no_native;                         /* nonzero: no kernel of sm90* runs here */
+  uint32_t paths_logged;                     /* by bit */
+  int32_t sm90_capacity[CUDA_CLUSTER_SIZES]; /* SM90: blocks held at once in clusters of 1, 2, 4 */
+  cudaStream_t upload;                       /* for weights; joins no other stream */
   cuda_workspace work;
   struct sm90_decode_state *decode; /* NULL where its kernel cannot serve */
   cuda_lt *lt;                      /* NULL where cuBLASLt cannot serve */
