@@ -37,8 +37,15 @@ oproj_status device_graph_create(bench_graph **out, bench_device *device, device
                                  void *user);
 void device_graph_destroy(bench_graph *graph);
 
+/* How a GPU ran meanwhile; 0 where unknown, as in runs too short to tell. */
+typedef struct device_load {
+  double sm_mhz; /* mean clock of the multiprocessors */
+  double watts;  /* at the end, averaged by the driver over about a second */
+} device_load;
+
 /* Replays the graph warmups + replays times; us[i] is the time of the i-th counted replay between
  * two events around it. */
-oproj_status device_graph_time(bench_graph *graph, int32_t warmups, int32_t replays, double *us);
+oproj_status device_graph_time(bench_graph *graph, int32_t warmups, int32_t replays, double *us,
+                               device_load *load);
 
 #endif /* OPROJ_BENCH_DEVICE_H */

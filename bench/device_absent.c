@@ -39,7 +39,8 @@ void device_graph_destroy(bench_graph *graph) {
   (void)graph;
 }
 
-oproj_status device_graph_time(bench_graph *graph, int32_t warmups, int32_t replays, double *us) {
-  (void)graph, (void)warmups, (void)replays, (void)us;
+oproj_status device_graph_time(bench_graph *graph, int32_t warmups, int32_t replays, double *us,
+                               device_load *load) {
+  (void)graph, (void)warmups, (void)replays, (void)us, (void)load;
   return absent();
 }

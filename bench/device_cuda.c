@@ -7,13 +7,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "device.h"
+#include "meter.h"
 #include "try_cuda.h"
 
 struct bench_device {
   cudaStream_t stream;
   device_facts facts;
+  meter *meter;
 };
 
 struct bench_graph {
@@ -44,11 +47,14 @@ static oproj_status describe(device_facts *f) {
 
 static oproj_status open_into(bench_device *d, int32_t index) {
   int count = 0;
+  char bus[32];
   CUDA_TRY(cudaGetDeviceCount(&count));
   if (count == 0) return oproj_fail(OPROJ_ERR_UNSUPPORTED, "this machine has no GPU");
   d->facts.ordinal = index % count;
   CUDA_TRY(cudaSetDevice(d->facts.ordinal));
   CUDA_TRY(cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking));
+  CUDA_TRY(cudaDeviceGetPCIBusId(bus, sizeof bus, d->facts.ordinal));
+  d->meter = meter_open(bus);
   return describe(&d->facts);
 }
 
@@ -67,6 +73,7 @@ oproj_status device_open(bench_device **out, int32_t index) {
 void device_close(bench_device *device) {
   if (!device) return;
   if (device->stream) cudaStreamDestroy(device->stream);
+  meter_close(device->meter);
   free(device);
 }
 
@@ -119,9 +126,28 @@ void device_graph_destroy(bench_graph *graph) {
   free(graph);
 }
 
+/* Waits for the stream and reads the meter meanwhile. */
+static oproj_status wait_and_read(const bench_device *d, device_load *load) {
+  enum { LEAST_READS = 50 };
+  const struct timespec pause = {.tv_nsec = 2000000};
+  double sum = 0.0, mhz = 0.0, watts = 0.0;
+  int reads = 0;
+  cudaError_t error;
+  while ((error = cudaStreamQuery(d->stream)) == cudaErrorNotReady) {
+    meter_read(d->meter, &mhz, &watts);
+    sum += mhz;
+    reads++;
+    nanosleep(&pause, NULL);
+  }
+  *load = (device_load){0};
+  if (reads >= LEAST_READS) *load = (device_load){.sm_mhz = sum / reads, .watts = watts};
+  CUDA_TRY(error);
+  return OPROJ_OK;
+}
+
 /* All replays are queued before the host waits, so that the GPU never waits for the host. */
 static oproj_status replay(bench_graph *g, int32_t warmups, int32_t replays, cudaEvent_t *events,
-                           double *us) {
+                           double *us, device_load *load) {
   cudaStream_t stream = g->device->stream;
   for (int32_t i = 0; i < 2 * replays; i++) CUDA_TRY(cudaEventCreate(&events[i]));
   for (int32_t i = 0; i < warmups; i++) CUDA_TRY(cudaGraphLaunch(g->exec, stream));
@@ -130,7 +156,8 @@ static oproj_status replay(bench_graph *g, int32_t warmups, int32_t replays, cud
     CUDA_TRY(cudaGraphLaunch(g->exec, stream));
     CUDA_TRY(cudaEventRecord(events[2 * i + 1], stream));
   }
-  CUDA_TRY(cudaStreamSynchronize(stream));
+  oproj_status status = wait_and_read(g->device, load);
+  if (status != OPROJ_OK) return status;
   for (int32_t i = 0; i < replays; i++) {
     float ms = 0.0f;
     CUDA_TRY(cudaEventElapsedTime(&ms, events[2 * i], events[2 * i + 1]));
@@ -139,10 +166,11 @@ static oproj_status replay(bench_graph *g, int32_t warmups, int32_t replays, cud
   return OPROJ_OK;
 }
 
-oproj_status device_graph_time(bench_graph *graph, int32_t warmups, int32_t replays, double *us) {
+oproj_status device_graph_time(bench_graph *graph, int32_t warmups, int32_t replays, double *us,
+                               device_load *load) {
   cudaEvent_t *events = calloc(2 * (size_t)replays, sizeof *events);
   if (!events) return oproj_fail(OPROJ_ERR_NOMEM, "no memory for %d events", 2 * replays);
-  oproj_status status = replay(graph, warmups, replays, events, us);
+  oproj_status status = replay(graph, warmups, replays, events, us, load);
   for (int32_t i = 0; i < 2 * replays; i++)
     if (events[i]) cudaEventDestroy(events[i]);
   free(events);

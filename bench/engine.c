@@ -69,7 +69,7 @@ static oproj_status time_plainly(engine *e, calls *c) {
   return status;
 }
 
-static oproj_status time_graph(engine *e, calls *c) {
+static oproj_status time_graph(engine *e, calls *c, device_load *load) {
   bench_graph *graph = NULL;
   oproj_status status = enqueue(c, device_stream(e->rig.device)); /* loads kernels */
   if (status == OPROJ_OK) status = device_sync(e->rig.device);
@@ -77,7 +77,7 @@ static oproj_status time_graph(engine *e, calls *c) {
   if (status == OPROJ_OK && e->which->poison) status = e->which->poison(&e->rig, c->tokens);
   status = oproj_comm_agree(e->rig.ranks->comm, status);
   ranks_barrier(e->rig.ranks);
-  if (status == OPROJ_OK) status = device_graph_time(graph, e->warmups, e->replays, e->us);
+  if (status == OPROJ_OK) status = device_graph_time(graph, e->warmups, e->replays, e->us, load);
   device_graph_destroy(graph);
   return oproj_comm_agree(e->rig.ranks->comm, status);
 }
@@ -102,7 +102,8 @@ static oproj_status measure(engine *e, calls *c, table_row *row) {
   oproj_status status = OPROJ_OK;
   if (!uses_graph(e) && e->which->poison)
     status = oproj_comm_agree(e->rig.ranks->comm, e->which->poison(&e->rig, c->tokens));
-  if (status == OPROJ_OK) status = uses_graph(e) ? time_graph(e, c) : time_plainly(e, c);
+  if (status == OPROJ_OK)
+    status = uses_graph(e) ? time_graph(e, c, &row->load) : time_plainly(e, c);
   if (status != OPROJ_OK) return status;
   qsort(e->us, (size_t)e->replays, sizeof *e->us, ascending);
   row->tokens = c->tokens;

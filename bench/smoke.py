@@ -33,13 +33,13 @@ class SmokeTest(unittest.TestCase):
                 for row in rows:
                     self.assertGreater(float(row[1]), 0)
                     # No bandwidth, rate, floor or naive rung on the host; nothing wrong.
-                    self.assertEqual(row[3:8], ["-", "-", "-", "-", "0"])
+                    self.assertEqual(row[3:10], ["-", "-", "-", "-", "-", "-", "0"])
 
     def test_share_is_one_ranks_part(self):
         for model in ("v4-flash", "v4.1-flash"):
             rows = self.rows("forward", "-b", "2", "--backend", "ref", "-c", "-r", "1", "--model",
                              model, "--share", "8")
-            self.assertEqual([(row[0], row[7], row[8]) for row in rows], [("2", "0", "reference")])
+            self.assertEqual([(row[0], row[9], row[10]) for row in rows], [("2", "0", "reference")])
 
     def test_ranks(self):
         launcher = (ASKED.mpirun, "-n", "2")
@@ -48,7 +48,7 @@ class SmokeTest(unittest.TestCase):
                         for mode in ("all", "vendor", "scatter"))):
             with self.subTest(words=words):
                 rows = self.rows(*words, "-b", "3", *SMALL, launcher=launcher)
-                self.assertEqual([(row[0], row[7]) for row in rows], [("3", "0")])
+                self.assertEqual([(row[0], row[9]) for row in rows], [("3", "0")])
 
     def test_load_and_json_and_compare(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -98,10 +98,10 @@ void table_heading(const bench_table *t, int32_t calls, int32_t warmups, int32_t
         "# floor: the longest of compulsory bytes at %.2f TB/s, flops at %.0f TFLOP/s and bytes "
         "to other ranks at %.0f GB/s\n",
         facts->bytes_per_s * 1e-12, facts->flops_per_s * 1e-12, facts->link_bytes_per_s * 1e-9);
-  printf("#%9s %10s %10s %9s %9s %7s %7s %7s  %s\n", "size", "p50", "p99", "bw", "rate", "floor",
-         "naive", "#wrong", "path");
-  printf("#%9s %10s %10s %9s %9s %7s %7s %7s\n", "tokens", "us", "us", "GB/s", "TFLOP/s", "%", "x",
-         "");
+  printf("#%9s %10s %10s %9s %9s %7s %7s %6s %6s %7s  %s\n", "size", "p50", "p99", "bw", "rate",
+         "floor", "naive", "clock", "power", "#wrong", "path");
+  printf("#%9s %10s %10s %9s %9s %7s %7s %6s %6s %7s\n", "tokens", "us", "us", "GB/s", "TFLOP/s",
+         "%", "x", "MHz", "W", "");
   fflush(stdout);
 }
 
@@ -125,6 +125,8 @@ static void print_row(const bench_table *t, const table_row *row) {
   put_number(9, 2, tflop_per_s(t, row));
   put_number(7, 1, 100.0 * floor_us(t, row) / row->p50_us);
   put_number(7, 2, row->naive_us / row->p50_us);
+  put_number(6, 0, row->load.sm_mhz);
+  put_number(6, 0, row->load.watts);
   if (row->wrong < 0)
     printf(" %7s", "-");
   else
@@ -163,12 +165,14 @@ static json_t *setting(const bench_table *t) {
 static oproj_status write_json(const bench_table *t, const table_row *row) {
   json_t *line = setting(t);
   json_t *numbers = json_pack(
-      "{s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:b, s:f, s:f, s:f, s:f, s:o, s:o, s:o, s:o, s:o}",
+      "{s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:b, s:f, s:f, s:f, s:f, s:o, s:o, s:o, s:o, s:o, s:o, "
+      "s:o}",
       "rung", row->rung, "path", row->path, "tokens", row->tokens, "calls", row->calls, "warmups",
       row->warmups, "replays", row->replays, "layers", row->layers, "graph", row->graph, "p50_us",
       row->p50_us, "p99_us", row->p99_us, "bytes", row->cost.bytes, "flops", row->cost.flops,
       "gb_per_s", known(gb_per_s(t, row)), "tflop_per_s", known(tflop_per_s(t, row)), "floor_us",
-      known(floor_us(t, row)), "naive_ratio", known(row->naive_us / row->p50_us), "wrong",
+      known(floor_us(t, row)), "naive_ratio", known(row->naive_us / row->p50_us), "sm_mhz",
+      known(row->load.sm_mhz), "watts", known(row->load.watts), "wrong",
       row->wrong < 0 ? json_null() : json_integer(row->wrong));
   int failed = !line || !numbers || json_object_update(line, numbers) != 0 ||
                json_dumpf(line, t->json, JSON_COMPACT) != 0 || fputc('\n', t->json) == EOF ||

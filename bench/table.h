@@ -16,6 +16,7 @@ typedef struct table_row {
   bool graph;
   double p50_us, p99_us; /* per call, the slowest rank's */
   double naive_us;       /* p50 of the naive rung; 0: none */
+  device_load load;      /* this rank's device */
   bench_cost cost;
   int64_t wrong; /* over all ranks; -1: not checked */
 } table_row;
