@@ -214,7 +214,8 @@ static oproj_status forward_here(oproj_layer *layer, const oproj_io *io, uint16_
   TRY(check_input(ctx, io, &checked));
   if (ctx->end && ctx->ops->can_push && ctx->ops->can_push(layer->weights, &checked, &out, partial))
     out.sink = ctx->comm->ops->sink(ctx->end, ctx->reduce, io->tokens);
-  TRY(ctx->ops->forward(layer->weights, &checked, &out, partial, stream));
+  oproj_kernels_part whole = oproj_kernels_whole(io->tokens);
+  TRY(ctx->ops->forward(layer->weights, &checked, &whole, &out, partial, stream));
   *sent = out.sink != NULL;
   return OPROJ_OK;
 }
