@@ -64,6 +64,7 @@ oproj_status oproj_ctx_compare_requests(oproj_comm *comm, const oproj_dims *dims
   oproj_facts_add(&facts, "split", "%s", splits[config->split == OPROJ_SPLIT_UNEVEN]);
   oproj_facts_add(&facts, "reduce", "%s", reduces[config->reduce]);
   oproj_facts_add(&facts, "path", "%s", paths[config->path]);
+  oproj_facts_add(&facts, "chunk_tokens", "%lld", (long long)config->chunk_tokens);
   oproj_facts_add(&facts, "the backend asked for", "%s", config->backend ? config->backend : "any");
   oproj_facts_add(&facts, "the threshold of path library", "%d tokens",
                   OPROJ_KERNELS_LIBRARY_TOKENS);
