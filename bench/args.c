@@ -123,6 +123,8 @@ static args_verdict finish(bench_args *a) {
   if (!c->loads && a->dir) return wrong("the case %s reads no checkpoint: no --dir", a->which);
   if (a->reduce >= 0 && !c->reduces)
     return wrong("the case %s sums nothing: no --reduce", a->which);
+  if (a->chunk > 0 && !c->overlaps)
+    return wrong("the case %s computes nothing beside its sums: no --chunk", a->which);
   if (a->reduce == OPROJ_REDUCE_NONE)
     return wrong("the case %s sums over ranks: no --reduce none", a->which);
   if (a->reduce < 0) a->reduce = OPROJ_REDUCE_ALL;
@@ -159,6 +161,9 @@ args_verdict args_parse(bench_args *a, int argc, char **argv, bool speak) {
        .word = &a->comm, .words = choose_comms},
       {"--reduce", "of layer and reduce: all (default), scatter or vendor", .word = &a->reduce,
        .words = choose_reduces},
+      {"--chunk",
+       "of layer: tokens whose sum runs while the next are computed (the library's choice)",
+       .number = &a->chunk, .least = 1, .most = MOST_TOKENS},
       {"--warm", "one layer, so that its weights may stay in the cache; of load the page cache",
        .on = &a->warm},
       {"--eager", "plain calls instead of a graph, timed by the host", .on = &a->eager},

@@ -12,7 +12,8 @@ typedef struct bench_args {
   int64_t begin, end, factor;
   int64_t iterations, warmups, replays; /* 0: the backend's default */
   int64_t share;
-  int model; /* place in rig_models */
+  int64_t chunk; /* tokens of a chunk of the case layer; 0: the library's choice */
+  int model;     /* place in rig_models */
   int backend;
   int comm;   /* CHOOSE_COMM_* (launch/choose.h) */
   int reduce; /* an oproj_reduce; of cases that sum over ranks */

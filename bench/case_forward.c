@@ -44,6 +44,7 @@ const bench_case case_layer = {
     .summary = "the whole layer: the chain and the sum over ranks; by mpirun",
     .naive = true,
     .reduces = true,
+    .overlaps = true,
     .open = open_case,
     .call = call_case,
     .cost = cost_case,

@@ -16,11 +16,12 @@ struct bench_table; /* table.h */
 
 typedef struct bench_case {
   const char *name, *summary;
-  bool naive;   /* the BF16 composition does the same work and is timed beside it */
-  bool eager;   /* waits on the host inside a call, so that no graph can hold it; cases that sum
+  bool naive;    /* the BF16 composition does the same work and is timed beside it */
+  bool eager;    /* waits on the host inside a call, so that no graph can hold it; cases that sum
                    over ranks do so where those sum through the host (rig_enqueues) */
-  bool loads;   /* of a checkpoint: not sized in tokens */
-  bool reduces; /* over the ranks; the others stop at this rank's partial sum */
+  bool loads;    /* of a checkpoint: not sized in tokens */
+  bool reduces;  /* over the ranks; the others stop at this rank's partial sum */
+  bool overlaps; /* computes beside its sums, in chunks */
 
   /* COLLECTIVE.  Dimensions from elsewhere than args; NULL: none. */
   oproj_status (*dims)(const bench_ranks *ranks, const bench_args *args, oproj_dims *out);

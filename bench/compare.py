@@ -2,7 +2,7 @@
 """compare.py OLD.jsonl NEW.jsonl [--limit X] - two runs of oproj-bench side by side.
 
 Rows meet by case, rung, model, share, ranks, backend, warm, graph and tokens, and where they sum
-over ranks by communicator, push and mode; where a file has several of
+over ranks by communicator, push, chunk and mode; where a file has several of
 one kind the last counts.  ratio = new / old, so below 1 is faster.  With --limit, exit code 1 when
 a ratio of the rung oproj is above X (1.05, say)."""
 import argparse
@@ -14,7 +14,9 @@ KEY = ("case", "rung", "model", "share", "ranks", "backend", "warm", "graph", "t
 
 
 def how(row):
-    return row["comm"] + (", push" if row["push"] else "")
+    chunk = row.get("chunk")  # files from before there were chunks lack it
+    return (row["comm"] + (", push" if row["push"] else "")
+            + (f", chunks of {chunk}" if chunk else ""))
 
 
 def key(row):

@@ -59,6 +59,7 @@ oproj_config rig_config(const bench_rig *rig, oproj_reduce reduce) {
   config.device = rig->device && rig->ranks->size == 1 ? device_describe(rig->device)->ordinal : -1;
   config.max_tokens = rig->max_tokens;
   config.reduce = reduce;
+  config.chunk_tokens = rig->args->chunk;
   return config;
 }
 

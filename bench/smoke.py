@@ -44,6 +44,7 @@ class SmokeTest(unittest.TestCase):
     def test_ranks(self):
         launcher = (ASKED.mpirun, "-n", "2")
         for words in (["forward"], ["reduce"], ["layer", "--comm", "mpi"],
+                      ["layer", "--chunk", "2"], ["layer", "--reduce", "scatter", "--chunk", "1"],
                       *([case, "--reduce", mode] for case in ("reduce", "layer")
                         for mode in ("all", "vendor", "scatter"))):
             with self.subTest(words=words):
@@ -86,7 +87,8 @@ class SmokeTest(unittest.TestCase):
                             (2, ["forward", "--che"]), (2, ["forward", "--check=1"]),
                             (2, ["forward", "wo_a"]), (2, ["forward", "--model", "v5"]),
                             (2, ["forward", "--reduce", "all"]), (2, ["layer", "--comm", "tcp"]),
-                            (2, ["layer", "--reduce", "none"]),
+                            (2, ["layer", "--reduce", "none"]), (2, ["layer", "--chunk", "0"]),
+                            (2, ["forward", "--chunk", "128"]), (2, ["reduce", "--chunk", "128"]),
                             (3, ["layer", "--comm", "nccl", "--model", "tiny"]),
                             (3, ["layer", "--comm", "nccl", "--backend", "ref"]),
                             (2, ["load"]), (2, ["forward", "--dir", "x"]),

@@ -150,16 +150,16 @@ static json_t *setting(const bench_table *t) {
   gethostname(host, sizeof host - 1);
   if (gmtime_r(&now, &utc)) strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", &utc);
   const char *push = getenv("OPROJ_PUSH");
-  return json_pack("{s:s, s:s, s:I, s:i, s:s, s:s?, s:b, s:s, s:b, s:s, s:s, s:s, s:s, s:s, s:s}",
-                   "case", t->which->name, "model",
-                   t->which->loads ? rig->args->dir : rig_model_names[rig->args->model], "share",
-                   (json_int_t)rig->args->share, "ranks", rig->ranks->size, "comm",
-                   oproj_comm_name(rig->ranks->comm), "reduce",
-                   rig->reduces ? choose_reduces[rig->args->reduce] : NULL, "push",
-                   push && strcmp(push, "1") == 0, "backend", oproj_ctx_backend(rig->ctx), "warm",
-                   rig->args->warm, "device", facts ? facts->name : "host", "device_text",
-                   facts ? facts->text : "", "versions", versions, "host", host, "date", date,
-                   "command", t->command);
+  return json_pack(
+      "{s:s, s:s, s:I, s:i, s:s, s:s?, s:I, s:b, s:s, s:b, s:s, s:s, s:s, s:s, s:s, s:s}", "case",
+      t->which->name, "model", t->which->loads ? rig->args->dir : rig_model_names[rig->args->model],
+      "share", (json_int_t)rig->args->share, "ranks", rig->ranks->size, "comm",
+      oproj_comm_name(rig->ranks->comm), "reduce",
+      rig->reduces ? choose_reduces[rig->args->reduce] : NULL, "chunk",
+      (json_int_t)rig->args->chunk, "push", push && strcmp(push, "1") == 0, "backend",
+      oproj_ctx_backend(rig->ctx), "warm", rig->args->warm, "device", facts ? facts->name : "host",
+      "device_text", facts ? facts->text : "", "versions", versions, "host", host, "date", date,
+      "command", t->command);
 }
 
 static oproj_status write_json(const bench_table *t, const table_row *row) {

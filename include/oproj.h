@@ -223,9 +223,14 @@ typedef struct oproj_config {
   oproj_split split;
   oproj_reduce reduce;
   oproj_path path; /* forces one, for tests and measurements; calls it cannot serve are refused */
+  int64_t chunk_tokens; /* calls of more tokens are taken apart into chunks of so many, each summed
+                           over the ranks while the next is computed; a GPU's are rounded up to
+                           multiples of 128.  0: a model of the GPUs and their links decides, and
+                           calls whose sum goes through the host stay whole.  y has the same bits
+                           in all cases (not under OPROJ_REDUCE_VENDOR) */
 } oproj_config;
 #define OPROJ_CONFIG_INIT \
-  { sizeof(oproj_config), NULL, -1, 0, OPROJ_SPLIT_EVEN, OPROJ_REDUCE_ALL, OPROJ_PATH_AUTO }
+  { sizeof(oproj_config), NULL, -1, 0, OPROJ_SPLIT_EVEN, OPROJ_REDUCE_ALL, OPROJ_PATH_AUTO, 0 }
 
 /* COLLECTIVE.  Compares what ranks must have in common (oproj_comm_same): dims, config less its
  * device, versions, path thresholds, GPU capability, and the environment that changes results or
@@ -335,7 +340,8 @@ OPROJ_API size_t oproj_scale_bytes(oproj_scale_layout layout, int32_t groups, in
                                    int32_t cols, int32_t quant_block);
 
 /* Replaces WO_B of a layer by the caller's own projection: fn enqueues partial = z . WO_B^T (bf16
- * [tokens, hidden], this rank's columns) on `stream`.  z has the layout asked for here. */
+ * [z->tokens, hidden], this rank's columns) on `stream`.  z has the layout asked for here.  A call
+ * that is taken apart (oproj_config.chunk_tokens) calls fn once for each chunk. */
 typedef oproj_status (*oproj_out_fn)(void *user, const oproj_quant *z, uint16_t *partial,
                                      void *stream);
 OPROJ_API oproj_status oproj_layer_set_out(oproj_layer *layer, oproj_out_fn fn, void *user,
@@ -365,8 +371,9 @@ typedef struct oproj_io {
   uint32_t flags;        /* OPROJ_EARLY_TRIGGER */
 } oproj_io;
 
-/* COLLECTIVE.  The whole layer.  With "cuda" it enqueues on `stream` (a cudaStream_t) and returns:
- * no allocation, no host synchronisation, safe to capture in a CUDA graph.  With "ref" stream is
+/* COLLECTIVE.  The whole layer.  With "cuda" it enqueues on `stream` (a cudaStream_t), large calls
+ * of several ranks also on a stream of the context's that `stream` then waits for, and returns: no
+ * allocation, no host synchronisation, safe to capture in a CUDA graph.  With "ref" stream is
  * NULL and y is complete on return.
  * A token whose input holds a NaN or an infinity gets NaN in all of y; no other token changes.
  * ERR_INVALID: a field of io is out of its range, a position outside the table included.

@@ -378,6 +378,7 @@ static oproj_status execute(run *r) {
   config.max_tokens = r->input.tokens;
   config.split = r->split;
   config.reduce = r->args->reduce;
+  config.chunk_tokens = r->args->chunk_tokens;
   status = oproj_ctx_create(&r->ctx, comm, &r->model->dims, &config);
   if (status == OPROJ_OK) status = oproj_comm_agree(comm, create_buffers(r));
   if (status == OPROJ_OK) status = oproj_comm_agree(comm, create_output(r));

@@ -57,6 +57,10 @@ bool run_args_parse(job_state *job, int argc, char **argv, run_args *out) {
        .word = &out->comm, .words = choose_comms},
       {"reduce", "R", "all, scatter, vendor or none (default all: deterministic, in rank order)",
        .word = &reduce, .words = choose_reduces},
+      {"chunk", "T",
+       "tokens whose sum over ranks runs while the next are computed; 0 lets the library choose "
+       "(default 0)",
+       .number = &out->chunk_tokens, .least = 0, .most = 1 << 20},
       {"load-memory", "MIB",
        "host memory that loading may take on each rank, beside the weights (default 1024)",
        .number = &load_mib, .least = 1, .most = 1 << 20},

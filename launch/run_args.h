@@ -14,9 +14,10 @@ typedef struct run_args {
   bool check;
   int64_t deadline; /* seconds to wait for a rank; -1: not given */
   uint64_t seed;
-  int64_t load_bytes; /* host memory of a load, on each rank */
-  int backend;        /* RUN_BACKEND_AUTO, or a place in run_backends */
-  int comm;           /* CHOOSE_COMM_* (choose.h) */
+  int64_t load_bytes;   /* host memory of a load, on each rank */
+  int64_t chunk_tokens; /* oproj_config's */
+  int backend;          /* RUN_BACKEND_AUTO, or a place in run_backends */
+  int comm;             /* CHOOSE_COMM_* (choose.h) */
   oproj_reduce reduce;
   oproj_split split;
 } run_args;

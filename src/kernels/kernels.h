@@ -45,6 +45,25 @@ static inline size_t oproj_kernels_scale_bytes(const oproj_matrix *m) {
   return (size_t)(row_blocks * ((m->cols + m->block - 1) / m->block)) * sizeof(float);
 }
 
+/* The tokens of a call that one forward computes: its i-th is the call's token
+ *   begin + i / strip * stride + i % strip.
+ * What is computed of a token hangs neither on which part it is in nor on its place there: kernels
+ * are chosen for call_tokens. */
+typedef struct oproj_kernels_part {
+  int32_t call_tokens;          /* of the whole call */
+  int32_t begin, strip, stride; /* strip >= 1 */
+  int32_t tokens;               /* of the part */
+  int32_t spare; /* multiprocessors that its large products leave to a sum that runs beside them */
+} oproj_kernels_part;
+
+/* On a GPU calls of up to so many tokens are never taken apart. */
+enum { OPROJ_KERNELS_PART_TOKENS = 128 };
+
+static inline oproj_kernels_part oproj_kernels_whole(int32_t tokens) {
+  oproj_kernels_part part = {tokens, 0, tokens > 0 ? tokens : 1, 0, tokens, 0};
+  return part;
+}
+
 /* WO_B replaced by the caller's projection; fn == NULL means ours. */
 typedef struct oproj_kernels_push oproj_kernels_push;
 typedef struct oproj_kernels_out {
@@ -105,9 +124,16 @@ typedef struct oproj_kernels_ops {
   oproj_status (*out_project)(oproj_kernels_weights *weights, const oproj_quant *z,
                               uint16_t *partial, void *stream);
 
-  /* The whole chain of one rank: partial is bf16 [tokens, hidden]. */
+  /* The chain of one rank for a part of the call `io`: partial is bf16 [part->tokens, hidden]. */
   oproj_status (*forward)(oproj_kernels_weights *weights, const oproj_io *io,
-                          const oproj_kernels_out *out, uint16_t *partial, void *stream);
+                          const oproj_kernels_part *part, const oproj_kernels_out *out,
+                          uint16_t *partial, void *stream);
+
+  /* The context's second stream, for sums that run beside `stream`: fork makes it wait for what
+   * `stream` holds by now, join makes `stream` wait for it.  A graph that captures `stream` holds
+   * both.  On the host there is but one, and both do nothing. */
+  oproj_status (*fork)(oproj_kernels *kernels, void *stream, void **beside);
+  oproj_status (*join)(oproj_kernels *kernels, void *stream);
 
   /* As the public calls of these names. */
   oproj_status (*buffer_create)(oproj_kernels *kernels, size_t bytes, void **out);
@@ -137,7 +163,7 @@ typedef struct oproj_kernels_ops {
                                void **out);
   void (*mailbox_close)(oproj_kernels *kernels, void *mailbox); /* NULL is allowed */
 
-  /* Whether forward of so many tokens can push what it finishes. */
+  /* Whether a whole call of so many tokens can push what it finishes. */
   int (*can_push)(const oproj_kernels_weights *weights, int32_t tokens,
                   const oproj_kernels_out *out);
 

@@ -59,8 +59,9 @@ typedef struct oproj_comm_ops {
   /* The same in device memory, or NULL, all four, where the communicator knows host memory alone.
    * attach is COLLECTIVE, allocates for max_tokens once, and leaves with one status on all ranks;
    * its kernels must outlive the end.  detach frees device memory, which waits for what still runs.
-   * reduce_device only enqueues on `stream`, a CUDA graph may capture
-   * it, and every rank must call it, with the same mode and tokens > 0. */
+   * reduce_device only enqueues on `stream`, a CUDA graph may capture it, and every rank must call
+   * it, with the same mode and tokens > 0.  Calls of one end come on different streams, ordered by
+   * events. */
   oproj_status (*attach)(oproj_comm *comm, const oproj_comm_site *site, oproj_comm_end **out);
   void (*detach)(oproj_comm *comm, oproj_comm_end *end);
   oproj_status (*reduce_device)(oproj_comm *comm, oproj_comm_end *end, oproj_reduce mode,

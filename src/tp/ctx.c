@@ -24,6 +24,8 @@ static oproj_status read_config(const oproj_config *config, oproj_config *out) {
           "reduce is %d; it is no oproj_reduce", (int)full.reduce);
   REQUIRE(full.path >= OPROJ_PATH_AUTO && full.path <= OPROJ_PATH_DECODE, OPROJ_ERR_INVALID,
           "path is %d; it is no oproj_path", (int)full.path);
+  REQUIRE(full.chunk_tokens >= 0 && full.chunk_tokens <= INT32_MAX, OPROJ_ERR_INVALID,
+          "chunk_tokens is %lld; it must be 0 to %d", (long long)full.chunk_tokens, INT32_MAX);
   *out = full;
   return OPROJ_OK;
 }
@@ -122,6 +124,7 @@ oproj_status oproj_ctx_create(oproj_ctx **out, oproj_comm *comm, const oproj_dim
     ctx->split = full.split;
     ctx->reduce = full.reduce;
     ctx->path = full.path;
+    ctx->chunk_tokens = (int32_t)full.chunk_tokens;
     ctx->max_tokens = full.max_tokens;
     ctx->ops = ops;
     status = allocate(ctx, &full);
@@ -201,6 +204,18 @@ size_t oproj_scale_bytes(oproj_scale_layout layout, int32_t groups, int32_t toke
 
 /* ---- the reduction ------------------------------------------------------------------------- */
 
+/* A sum in host memory has no figures to choose by, and the host nothing that runs beside it. */
+int32_t oproj_ctx_chunk_tokens(const oproj_ctx *ctx, const oproj_chunk_call *call) {
+  enum { MULTIPLE = OPROJ_KERNELS_PART_TOKENS };
+  if (call->tokens < 1) return 1;
+  if (!oproj_ctx_sums(ctx) || call->tokens > ctx->max_tokens) return call->tokens;
+  if (ctx->chunk_tokens == 0)
+    return ctx->end ? oproj_chunk_choose(call, &oproj_chunk_h200) : call->tokens;
+  if (ctx->ops->host) return ctx->chunk_tokens;
+  int64_t whole = oproj_base_ceil_div(ctx->chunk_tokens, MULTIPLE) * MULTIPLE;
+  return whole < call->tokens ? (int32_t)whole : call->tokens;
+}
+
 /* Elements of y that this rank receives. */
 static size_t reduced_elements(const oproj_ctx *ctx, int32_t tokens) {
   int32_t begin = 0, end = tokens;
@@ -209,7 +224,7 @@ static size_t reduced_elements(const oproj_ctx *ctx, int32_t tokens) {
   return (size_t)(end - begin) * (size_t)ctx->dims.hidden;
 }
 
-/* Nobody waits for the host: a failed rank's share is NaN, and its own y stays as it is. */
+/* Nobody waits for the host: a failed rank's share is NaN, and its own y is left alone. */
 static oproj_status reduce_on_device(oproj_ctx *ctx, oproj_status mine, int32_t tokens,
                                      const uint16_t *partial, uint16_t *y, int sent, void *stream) {
   const oproj_comm_ops *comm = ctx->comm->ops;

@@ -4,6 +4,7 @@
 
 #include "kernels/kernels.h"
 #include "oproj.h"
+#include "tp/chunk.h"
 #include "tp/comm.h"
 
 struct oproj_ctx {
@@ -12,7 +13,9 @@ struct oproj_ctx {
   oproj_shard shard;
   oproj_split split;
   oproj_reduce reduce;
-  oproj_path path; /* forced, or AUTO */
+  oproj_path path;      /* forced, or AUTO */
+  int32_t chunk_tokens; /* forced, or 0 */
+  int32_t chunks_logged;
   int32_t max_tokens;
   const oproj_kernels_ops *ops;
   oproj_kernels *kernels;
@@ -33,6 +36,9 @@ oproj_status oproj_ctx_compare_devices(oproj_ctx *ctx);
 
 /* Whether a forward call ends in a sum over ranks. */
 int oproj_ctx_sums(const oproj_ctx *ctx);
+
+/* Tokens of a chunk of such a call, >= 1; the same on all ranks. */
+int32_t oproj_ctx_chunk_tokens(const oproj_ctx *ctx, const oproj_chunk_call *call);
 
 /* COLLECTIVE.  Arguments already checked; `partial` and `y` are device memory.  `mine` is how the
  * call went on this rank so far: a rank that failed takes part all the same, so that it strands

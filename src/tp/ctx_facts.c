@@ -55,8 +55,8 @@ oproj_status oproj_ctx_compare_requests(oproj_comm *comm, const oproj_dims *dims
                                         const oproj_config *config) {
   static const char *const splits[] = {"even", "uneven"};
   static const char *const reduces[] = {"all", "scatter", "vendor", "none"};
-  static const char *const paths[] = {"auto",    "reference", "portable",
-                                      "grouped", "fused",     "library"};
+  static const char *const paths[] = {"auto",  "reference", "portable", "grouped",
+                                      "fused", "library",   "decode"};
   oproj_facts facts = {.count = 0};
   add_versions(&facts);
   add_dims(&facts, dims);
@@ -64,6 +64,7 @@ oproj_status oproj_ctx_compare_requests(oproj_comm *comm, const oproj_dims *dims
   oproj_facts_add(&facts, "split", "%s", splits[config->split == OPROJ_SPLIT_UNEVEN]);
   oproj_facts_add(&facts, "reduce", "%s", reduces[config->reduce]);
   oproj_facts_add(&facts, "path", "%s", paths[config->path]);
+  oproj_facts_add(&facts, "chunk_tokens", "%lld", (long long)config->chunk_tokens);
   oproj_facts_add(&facts, "the backend asked for", "%s", config->backend ? config->backend : "any");
   oproj_facts_add(&facts, "the threshold of path library", "%d tokens",
                   OPROJ_KERNELS_LIBRARY_TOKENS);

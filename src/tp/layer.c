@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "tp/ctx.h"
 
 /* ---- weights ------------------------------------------------------------------------------- */
@@ -205,20 +206,6 @@ static oproj_status check_pointer(const char *name, const void *pointer, int32_t
 
 /* ---- the hot call -------------------------------------------------------------------------- */
 
-/* *sent: this rank's part of the sum is on its way to the others already. */
-static oproj_status forward_here(oproj_layer *layer, const oproj_io *io, uint16_t *partial,
-                                 int *sent, void *stream) {
-  const oproj_ctx *ctx = layer->ctx;
-  oproj_io checked;
-  oproj_kernels_out out = layer->out;
-  TRY(check_input(ctx, io, &checked));
-  if (ctx->end && ctx->ops->can_push && ctx->ops->can_push(layer->weights, io->tokens, &out))
-    out.sink = ctx->comm->ops->sink(ctx->end, ctx->reduce, io->tokens);
-  TRY(ctx->ops->forward(layer->weights, &checked, &out, partial, stream));
-  *sent = out.sink != NULL;
-  return OPROJ_OK;
-}
-
 /* Whether this rank receives no row of y, so that y may be NULL. */
 static int receives_nothing(const oproj_ctx *ctx, int32_t tokens) {
   int32_t begin = 0, end = tokens;
@@ -227,18 +214,104 @@ static int receives_nothing(const oproj_ctx *ctx, int32_t tokens) {
   return begin == end;
 }
 
+/* A call under way, and which of its chunks is in hand. */
+typedef struct hot_call {
+  oproj_layer *layer;
+  oproj_io io; /* checked, strides filled in */
+  oproj_chunk_call shape;
+  int32_t chunk_tokens, count;
+  int sent; /* this rank's part of the sum is on its way to the others already */
+  void *stream;
+} hot_call;
+
+static oproj_status check_call(const oproj_ctx *ctx, const oproj_io *io, oproj_io *out) {
+  if (io->tokens >= 0 && !receives_nothing(ctx, io->tokens))
+    TRY(check_pointer("y", io->y, io->tokens));
+  return check_input(ctx, io, out);
+}
+
+/* The first chunk has the GPU to itself, and all of them where sums are made elsewhere. */
+static oproj_chunk find_chunk(const hot_call *c, int32_t index) {
+  oproj_chunk chunk = oproj_chunk_at(&c->shape, c->chunk_tokens, index);
+  if (index > 0 && c->layer->ctx->end) chunk.part.spare = oproj_chunk_h200.spare;
+  return chunk;
+}
+
+static uint16_t *partial_of(const hot_call *c, const oproj_chunk *chunk) {
+  const oproj_ctx *ctx = c->layer->ctx;
+  if (!oproj_ctx_sums(ctx)) return c->io.y;
+  return ctx->partial + (int64_t)chunk->before * ctx->dims.hidden;
+}
+
+/* Enqueues the chain of a chunk. */
+static oproj_status project(hot_call *c, int32_t index) {
+  const oproj_ctx *ctx = c->layer->ctx;
+  oproj_kernels_weights *weights = c->layer->weights;
+  oproj_kernels_out out = c->layer->out;
+  oproj_chunk chunk = find_chunk(c, index);
+  uint16_t *partial = partial_of(c, &chunk);
+  oproj_watch_enter(ctx->comm->watch, "forward", ctx->ops->host); /* the host may be any slow */
+  if (c->count == 1 && ctx->end && ctx->ops->can_push &&
+      ctx->ops->can_push(weights, c->io.tokens, &out))
+    out.sink = ctx->comm->ops->sink(ctx->end, ctx->reduce, c->io.tokens);
+  TRY(ctx->ops->forward(weights, &c->io, &chunk.part, &out, partial, c->stream));
+  c->sent = out.sink != NULL;
+  return OPROJ_OK;
+}
+
+/* Sums a chunk; `mine` is how this rank's share of it came out. */
+static oproj_status reduce(hot_call *c, int32_t index, oproj_status mine, void *stream) {
+  oproj_ctx *ctx = c->layer->ctx;
+  oproj_chunk chunk = find_chunk(c, index);
+  uint16_t *y = c->io.y ? c->io.y + (int64_t)chunk.y_row * ctx->dims.hidden : NULL;
+  oproj_watch_enter(ctx->comm->watch, "forward", 0);
+  return oproj_ctx_reduce(ctx, mine, chunk.part.tokens, partial_of(c, &chunk), y, c->sent, stream);
+}
+
+/* The sum of every chunk but the last runs beside the chain of the next, which is enqueued first:
+ * the host may have to wait for a sum.  The last one waits for the others and runs on the caller's
+ * stream, so that one chunk is a chain and a sum on that stream alone.
+ *
+ * Where no host takes part in the sums, the others cannot know that a rank has failed: it goes on
+ * with them to the last chunk. */
+static oproj_status run_chunks(hot_call *c, oproj_status status) {
+  oproj_ctx *ctx = c->layer->ctx;
+  if (status == OPROJ_OK) status = project(c, 0);
+  for (int32_t i = 0; i < c->count - 1; i++) {
+    void *beside = c->stream;
+    oproj_status forked = ctx->ops->fork(ctx->kernels, c->stream, &beside);
+    if (status == OPROJ_OK) status = forked;
+    oproj_status next = status == OPROJ_OK ? project(c, i + 1) : status;
+    status = reduce(c, i, status, beside);
+    if (status != OPROJ_OK && !ctx->end) return status;
+    if (status == OPROJ_OK) status = next;
+  }
+  oproj_status joined = c->count > 1 ? ctx->ops->join(ctx->kernels, c->stream) : OPROJ_OK;
+  if (status == OPROJ_OK) status = joined;
+  return reduce(c, c->count - 1, status, c->stream);
+}
+
+/* The first call of a context that is taken apart. */
+static void log_chunks(const hot_call *c) {
+  oproj_ctx *ctx = c->layer->ctx;
+  if (c->count == 1 || ctx->chunks_logged) return;
+  ctx->chunks_logged = 1;
+  oproj_base_log(OPROJ_LOG_INFO, "%d tokens: %d chunks of up to %d, each summed beside the next",
+                 c->io.tokens, c->count, find_chunk(c, 0).part.tokens);
+}
+
 oproj_status oproj_forward(oproj_layer *layer, const oproj_io *io, void *stream) {
   REQUIRE(layer && io, OPROJ_ERR_INVALID, "layer and io must not be NULL");
   oproj_ctx *ctx = layer->ctx;
-  oproj_watch_enter(ctx->comm->watch, "forward", ctx->ops->host); /* the host may be any slow */
-  uint16_t *partial = oproj_ctx_sums(ctx) ? ctx->partial : io->y;
-  oproj_status status = OPROJ_OK;
-  int sent = 0;
-  if (io->tokens >= 0 && !receives_nothing(ctx, io->tokens))
-    status = check_pointer("y", io->y, io->tokens);
-  if (status == OPROJ_OK) status = forward_here(layer, io, partial, &sent, stream);
-  oproj_watch_enter(ctx->comm->watch, "forward", 0);
-  return oproj_ctx_reduce(ctx, status, io->tokens, partial, io->y, sent, stream);
+  hot_call c = {.layer = layer, .io = *io, .stream = stream};
+  oproj_watch_enter(ctx->comm->watch, "forward", ctx->ops->host);
+  oproj_status status = check_call(ctx, io, &c.io);
+  c.shape = (oproj_chunk_call){
+      .dims = ctx->dims, .ranks = ctx->comm->size, .reduce = ctx->reduce, .tokens = io->tokens};
+  c.chunk_tokens = oproj_ctx_chunk_tokens(ctx, &c.shape);
+  c.count = oproj_chunk_count(&c.shape, c.chunk_tokens);
+  log_chunks(&c);
+  return run_chunks(&c, status);
 }
 
 /* ---- the stages ---------------------------------------------------------------------------- */

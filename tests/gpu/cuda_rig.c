@@ -184,6 +184,13 @@ void layer_close(const rig *r, layer *l) {
   free((void *)l->wo_b.scales);
 }
 
+oproj_status rig_forward(const oproj_kernels_ops *ops, oproj_kernels_weights *weights,
+                         const oproj_io *io, const oproj_kernels_out *out, uint16_t *partial,
+                         void *stream) {
+  oproj_kernels_part whole = oproj_kernels_whole(io->tokens);
+  return ops->forward(weights, io, &whole, out, partial, stream);
+}
+
 double weight_at(const oproj_matrix *m, int64_t row, int64_t col) {
   int64_t at = row * m->cols + col;
   if (m->dtype == OPROJ_DTYPE_BF16) return oproj_bf16_to_f32(((const uint16_t *)m->data)[at]);

@@ -63,6 +63,11 @@ typedef struct layer {
 layer layer_open(const rig *r, oproj_dtype dtype, data_kind kind, uint64_t seed);
 void layer_close(const rig *r, layer *l);
 
+/* The chain of a whole call on either backend. */
+oproj_status rig_forward(const oproj_kernels_ops *ops, oproj_kernels_weights *weights,
+                         const oproj_io *io, const oproj_kernels_out *out, uint16_t *partial,
+                         void *stream);
+
 /* A weight element in double, scale included. */
 double weight_at(const oproj_matrix *m, int64_t row, int64_t col);
 

@@ -18,7 +18,7 @@ static const oproj_kernels_out own_out;
 static uint16_t *forward(const rig *r, const layer *l, const oproj_io *io,
                          const oproj_kernels_out *out) {
   device_buffer partial = device_make(r, (size_t)io->tokens * (size_t)r->config.dims.hidden * 2);
-  EXPECT_OK(r->ops->forward(l->cuda, io, out, partial.at, NULL));
+  EXPECT_OK(rig_forward(r->ops, l->cuda, io, out, partial.at, NULL));
   uint16_t *values = device_read(r, &partial);
   device_free(r, &partial);
   return values;
@@ -29,7 +29,7 @@ static void check_exact(const rig *r, oproj_dtype dtype, int32_t tokens) {
   input in = input_open(r, tokens, 0, OPROJ_POSITION_I64, DATA_EXACT);
   size_t count = (size_t)tokens * (size_t)r->config.dims.hidden;
   uint16_t *wanted = malloc(count * sizeof *wanted + 1);
-  EXPECT_OK(oproj_kernels_ref.forward(l.ref, &in.host, &own_out, wanted, NULL));
+  EXPECT_OK(rig_forward(&oproj_kernels_ref, l.ref, &in.host, &own_out, wanted, NULL));
   uint16_t *found = forward(r, &l, &in.device, &own_out);
   expect_same("exact partial", found, wanted, count);
   free(found);
@@ -241,7 +241,7 @@ START_TEST(graph_replays_as_eager) {
   cudaGraphExec_t replay;
   ck_assert_int_eq(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
   ck_assert_int_eq(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
-  EXPECT_OK(r.ops->forward(l.cuda, &in.device, &own_out, partial.at, stream));
+  EXPECT_OK(rig_forward(r.ops, l.cuda, &in.device, &own_out, partial.at, stream));
   ck_assert_int_eq(cudaStreamEndCapture(stream, &graph), cudaSuccess);
   ck_assert_int_eq(cudaGraphInstantiate(&replay, graph, 0), cudaSuccess);
   for (int round = 0; round < 3; round++) {

@@ -33,7 +33,7 @@ static rig large_rig(int model) {
 /* partial of one call, in host memory; reading it checks what lies behind its last row. */
 static uint16_t *forward(const rig *r, const layer *l, const oproj_io *io) {
   device_buffer partial = device_make(r, (size_t)io->tokens * (size_t)r->config.dims.hidden * 2);
-  EXPECT_OK(r->ops->forward(l->cuda, io, &own_out, partial.at, NULL));
+  EXPECT_OK(rig_forward(r->ops, l->cuda, io, &own_out, partial.at, NULL));
   uint16_t *values = device_read(r, &partial);
   device_free(r, &partial);
   return values;
@@ -53,17 +53,19 @@ START_TEST(cublaslt_serves_large_batches) {
     x.layout = z.layout = OPROJ_SCALE_F32;
     x.tokens = z.tokens = large_counts[i];
     x.groups = r.config.groups;
+    oproj_kernels_part whole = oproj_kernels_whole(large_counts[i]);
     int large = large_counts[i] >= CUDA_LT_TOKENS;
-    ck_assert_int_eq(cuda_lt_takes_groups(l.cuda, &x, r.cuda->work.z), large && sm100 && _i);
-    ck_assert_int_eq(cuda_lt_takes_out(l.cuda, &z, r.cuda->work.x),
+    ck_assert_int_eq(cuda_lt_takes_groups(l.cuda, &whole, &x, r.cuda->work.z),
+                     large && sm100 && _i);
+    ck_assert_int_eq(cuda_lt_takes_out(l.cuda, &whole, &z, r.cuda->work.x),
                      large && (sm90 || (sm100 && _i)));
     /* A result that is not aligned is staged. */
-    ck_assert_int_eq(cuda_lt_takes_out(l.cuda, &z, r.cuda->work.x + 4),
+    ck_assert_int_eq(cuda_lt_takes_out(l.cuda, &whole, &z, r.cuda->work.x + 4),
                      large && (sm90 || (sm100 && _i)));
     /* A caller's buffer has no slack. */
     z.codes = r.cuda->work.xq.codes;
     large = large && large_counts[i] % CUDA_LT_MULTIPLE == 0;
-    ck_assert_int_eq(cuda_lt_takes_out(l.cuda, &z, r.cuda->work.x),
+    ck_assert_int_eq(cuda_lt_takes_out(l.cuda, &whole, &z, r.cuda->work.x),
                      large && (sm90 || (sm100 && _i)));
   }
   layer_close(&r, &l);
@@ -95,7 +97,7 @@ static void expect_same_z(const rig *r, const layer *l, const input *in) {
   witness w = {r, &found};
   oproj_kernels_out out = {.fn = take_z, .user = &w, .layout = OPROJ_SCALE_F32};
   uint16_t *z = malloc((size_t)in->host.tokens * (size_t)r->z_cols * sizeof *z);
-  EXPECT_OK(r->ops->forward(l->cuda, &in->device, &out, NULL, NULL));
+  EXPECT_OK(rig_forward(r->ops, l->cuda, &in->device, &out, NULL, NULL));
   EXPECT_OK(oproj_kernels_ref.group_forward(l->ref, &in->host, z, NULL));
   EXPECT_OK(oproj_kernels_ref.z_quantize(r->ref, in->host.tokens, z, &wanted.host, NULL));
   ck_assert_int_eq(memcmp(found.host.codes, wanted.host.codes, wanted.code_bytes), 0);
@@ -112,7 +114,7 @@ START_TEST(exact_data_is_bit_equal) {
     input in = input_open(&r, large_counts[i], 0, OPROJ_POSITION_I64, DATA_EXACT);
     size_t count = (size_t)large_counts[i] * (size_t)r.config.dims.hidden;
     uint16_t *wanted = malloc(count * sizeof *wanted);
-    EXPECT_OK(oproj_kernels_ref.forward(l.ref, &in.host, &own_out, wanted, NULL));
+    EXPECT_OK(rig_forward(&oproj_kernels_ref, l.ref, &in.host, &own_out, wanted, NULL));
     uint16_t *found = forward(&r, &l, &in.device);
     expect_same("exact partial", found, wanted, count);
     expect_same_z(&r, &l, &in);
@@ -147,7 +149,7 @@ static void check_random(const rig *r, const layer *l, int32_t tokens) {
   oproj_kernels_out out = {.fn = take_z, .user = &w, .layout = OPROJ_SCALE_F32};
 
   EXPECT_OK(oproj_kernels_ref.input_quantize(r->ref, &in.host, &xq.host, NULL));
-  EXPECT_OK(r->ops->forward(l->cuda, &in.device, &out, NULL, NULL));
+  EXPECT_OK(rig_forward(r->ops, l->cuda, &in.device, &out, NULL, NULL));
   double *x = quant_in_double(&xq.host, block), *z = quant_in_double(&zq.host, block);
   double *wanted_z = product_in_double(&l->wo_a, r->config.groups, tokens, x);
   expect_rounded("z", z, wanted_z, z_count);
@@ -252,7 +254,7 @@ START_TEST(graph_replays_as_eager) {
   /* Captured before anything ran, as an engine may. */
   ck_assert_int_eq(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
   ck_assert_int_eq(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
-  EXPECT_OK(r.ops->forward(l.cuda, &in.device, &own_out, partial.at, stream));
+  EXPECT_OK(rig_forward(r.ops, l.cuda, &in.device, &own_out, partial.at, stream));
   ck_assert_int_eq(cudaStreamEndCapture(stream, &graph), cudaSuccess);
   ck_assert_int_eq(cudaGraphInstantiate(&replay, graph, 0), cudaSuccess);
   uint16_t *wanted = forward(&r, &l, &in.device);

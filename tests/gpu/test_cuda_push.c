@@ -191,7 +191,7 @@ START_TEST(forward_pushes_what_it_finishes) {
         const rank *a = &all.at[i];
         oproj_kernels_out out = {.sink = sent ? &a->push : NULL};
         ck_assert(!sent || model.ops->can_push(layers[i].cuda, TOKENS, &out));
-        EXPECT_OK(model.ops->forward(layers[i].cuda, &in.device, &out, a->partial, a->stream));
+        EXPECT_OK(rig_forward(model.ops, layers[i].cuda, &in.device, &out, a->partial, a->stream));
         ck_assert_int_eq(cudaStreamSynchronize(a->stream), cudaSuccess);
       }
       for (int32_t i = 0; i < SIZE; i++) {

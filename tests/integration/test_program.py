@@ -48,7 +48,7 @@ FLAGS = {  # what DESIGN.md lists
     "split": ["DIR", "--tp", "--out"],
     "run": ["DIR", "--tokens", "--layers", "--input", "--output", "--check", "--seed", "--backend",
             "auto", "ref", "cuda", "--comm", "mpi", "nccl", "--reduce", "--uneven", "--json",
-            "--load-memory"],
+            "--load-memory", "--chunk"],
 }
 
 # ---- running the program ----------------------------------------------------------------------
@@ -225,7 +225,7 @@ def usage_cases():
     for flag, bad in (("tokens", ("x", "", "3.5", "0x10", " 3", "-1", "1048577", "1e3",
                                   "99999999999999999999")),
                       ("layers", ("x", "1:", ":1", "2:2", "2:1", "-1", "0:1:2", "0-2")),
-                      ("seed", ("-1", "seven")), ("load-memory", ("0", "1G")), ("backend", ("gpu", "")), ("comm", ("tcp",)),
+                      ("chunk", ("-1", "x", "1048577")), ("seed", ("-1", "seven")), ("load-memory", ("0", "1G")), ("backend", ("gpu", "")), ("comm", ("tcp",)),
                       ("reduce", ("sum",))):
         for value in bad:
             yield f"{flag}-{value or 'empty'}", [*run, f"--{flag}={value}"], [f"--{flag}"]
@@ -903,7 +903,9 @@ def exact_case(bench):
     ways = [(whole, n, ()) for n in (1, 2, 4)]
     ways += [(whole, 3, ("--uneven",)), (halves, 2, ()), (quarters, 4, ("--check",)),
              (thirds, 3, ()), (whole, 2, ("--reduce", "scatter")),
-             (whole, 3, ("--uneven", "--reduce", "scatter")), (whole, 4, ("--reduce", "vendor"))]
+             (whole, 3, ("--uneven", "--reduce", "scatter")), (whole, 4, ("--reduce", "vendor")),
+             (whole, 4, ("--chunk", "3", "--check")), (whole, 2, ("--chunk", "1000")),
+             (whole, 3, ("--uneven", "--reduce", "scatter", "--chunk", "4"))]
     for folder, n, flags in ways:
         expect(bench.project(folder, *flags, ranks=n) == wanted,
                f"another file from {folder.name} on {n} ranks with {flags}")
@@ -940,6 +942,7 @@ def repeated_case(bench):
     first = bench.project(folder, ranks=4)
     expect(bench.project(folder, ranks=4) == first, "a second run differs")
     expect(bench.project(folder, "--reduce", "scatter", ranks=4) == first, "scatter differs")
+    expect(bench.project(folder, "--chunk", 2, ranks=4) == first, "chunks differ")
     expect(bench.project(parts, ranks=4) == first, "the split folder differs")
     expect(bench.project(folder) != first, "one rank gives the same bits, so nothing was rounded")
     return f"{len(first)} bytes"

@@ -38,12 +38,13 @@ static oproj_dims dims_for_ranks(const oproj_dims *tiny) {
 }
 
 static oproj_ctx *open_ctx(oproj_comm *over, const oproj_dims *dims, int32_t max_tokens,
-                           oproj_reduce reduce) {
+                           oproj_reduce reduce, int64_t chunk_tokens) {
   oproj_ctx *ctx = NULL;
   oproj_config config = OPROJ_CONFIG_INIT;
   config.backend = "cuda";
   config.max_tokens = max_tokens;
   config.reduce = reduce;
+  config.chunk_tokens = chunk_tokens;
   EXPECT_OK(oproj_ctx_create(&ctx, over, dims, &config));
   return ctx;
 }
@@ -72,8 +73,9 @@ static void poison(share *s) {
   free(values);
 }
 
-static share open_share(oproj_comm *over, const data_layer *data, oproj_reduce reduce) {
-  share s = {.ctx = open_ctx(over, &data->dims, data->tokens, reduce)};
+static share open_chunked(oproj_comm *over, const data_layer *data, oproj_reduce reduce,
+                          int64_t chunk_tokens) {
+  share s = {.ctx = open_ctx(over, &data->dims, data->tokens, reduce, chunk_tokens)};
   const oproj_dims *d = &data->dims;
   data_share weights = data_take(data, oproj_ctx_shard(s.ctx));
   EXPECT_OK(oproj_layer_create(&s.layer, s.ctx, &weights.wo_a, &weights.wo_b));
@@ -93,6 +95,10 @@ static share open_share(oproj_comm *over, const data_layer *data, oproj_reduce r
   s.io.y = s.y;
   poison(&s);
   return s;
+}
+
+static share open_share(oproj_comm *over, const data_layer *data, oproj_reduce reduce) {
+  return open_chunked(over, data, reduce, 0);
 }
 
 static void close_share(share *s) {
@@ -171,6 +177,34 @@ START_TEST(exact_data_equals_one_rank) {
 }
 END_TEST
 
+/* Calls that are taken apart have the bits of whole ones, call after call. */
+START_TEST(chunks_have_the_bits_of_whole_calls) {
+  enum { MOST = 1001, CALLS = 20 };
+  static const int64_t chunks[] = {128, 300, 640};
+  oproj_dims dims = {640, 16, 512, 64, 8, 256, _i ? 32 : 128};
+  data_layer data = data_make(&dims, false, OPROJ_DTYPE_E4M3, OPROJ_DTYPE_E4M3, MOST);
+  for (int scatter = 0; scatter < 2; scatter++) {
+    oproj_reduce mode = scatter ? OPROJ_REDUCE_SCATTER : OPROJ_REDUCE_ALL;
+    share whole = open_chunked(comm, &data, mode, MOST);
+    uint16_t *want = project(&whole);
+    for (size_t c = 0; c < sizeof chunks / sizeof chunks[0]; c++) {
+      share s = open_chunked(comm, &data, mode, chunks[c]);
+      for (int call = 0; call < CALLS; call++) {
+        uint16_t *y = project(&s);
+        ALL_ASSERT(memcmp(y, want, s.values * sizeof *y) == 0,
+                   "mode %d, chunks of %d, call %d: y differs from a whole call's", (int)mode,
+                   (int)chunks[c], call);
+        free(y);
+      }
+      close_share(&s);
+    }
+    free(want);
+    close_share(&whole);
+  }
+  data_free(&data);
+}
+END_TEST
+
 START_TEST(partials_are_left_alone_without_reduction) {
   oproj_dims dims = dims_for_ranks(&data_tiny_v4);
   data_layer data = data_make(&dims, true, OPROJ_DTYPE_E4M3, OPROJ_DTYPE_E4M3, TOKENS);
@@ -211,7 +245,7 @@ static size_t count_wrong(const uint16_t *y, size_t first, size_t count) {
 /* Of one shape and mode: into another buffer, then in place. */
 static void check_rule(oproj_comm *over, const oproj_dims *dims, int32_t tokens,
                        oproj_reduce mode) {
-  oproj_ctx *ctx = open_ctx(over, dims, tokens, mode);
+  oproj_ctx *ctx = open_ctx(over, dims, tokens, mode, 0);
   size_t values = (size_t)tokens * (size_t)dims->hidden;
   uint16_t *host = malloc(values * sizeof *host);
   for (size_t i = 0; i < values; i++) host[i] = partial_value(rank, i);
@@ -275,11 +309,12 @@ START_TEST(bad_position_is_everybodys) {
 }
 END_TEST
 
-/* Where it does not, a rank that fails joins the sum with NaN and says so itself. */
+/* Where it does not, a rank that fails joins the sum, of every chunk, with NaN and says so
+ * itself. */
 START_TEST(failed_rank_strands_nobody) {
   oproj_dims dims = dims_for_ranks(&data_tiny_v4);
-  data_layer data = data_make(&dims, true, OPROJ_DTYPE_E4M3, OPROJ_DTYPE_E4M3, TOKENS);
-  share s = open_share(comm, &data, OPROJ_REDUCE_ALL);
+  data_layer data = data_make(&dims, true, OPROJ_DTYPE_E4M3, OPROJ_DTYPE_E4M3, _i ? 300 : TOKENS);
+  share s = open_chunked(comm, &data, OPROJ_REDUCE_ALL, 128);
   bool last = rank == size - 1;
   oproj_status status;
 
@@ -346,10 +381,11 @@ START_TEST(graphs_replay_what_eager_calls_give) {
   static const oproj_reduce modes[] = {OPROJ_REDUCE_ALL, OPROJ_REDUCE_VENDOR, OPROJ_REDUCE_SCATTER};
   oproj_dims dims = dims_for_ranks(&data_tiny_v4);
   for (size_t m = 0; m < sizeof modes / sizeof modes[0]; m++) {
-    /* NCCL's own order may differ between graphs and eager calls; exact sums do not. */
+    /* NCCL's own order may differ between graphs and eager calls; exact sums do not.  The many
+     * tokens are taken apart. */
     data_layer data = data_make(&dims, modes[m] == OPROJ_REDUCE_VENDOR, OPROJ_DTYPE_E4M3,
                                 OPROJ_DTYPE_E4M3, _i ? 500 : TOKENS);
-    share s = open_share(comm, &data, modes[m]);
+    share s = open_chunked(comm, &data, modes[m], 128);
     cudaStream_t stream = NULL;
     oproj_status status;
     ALL_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
@@ -480,10 +516,11 @@ END_TEST
 static TCase *cases(void) {
   TCase *tc = tcase_create("gpu_ranks");
   tcase_add_loop_test(tc, exact_data_equals_one_rank, 0, SHAPES);
+  tcase_add_loop_test(tc, chunks_have_the_bits_of_whole_calls, 0, 2);
   tcase_add_test(tc, partials_are_left_alone_without_reduction);
   tcase_add_test(tc, sums_are_in_rank_order);
   if (nccl) {
-    tcase_add_test(tc, failed_rank_strands_nobody);
+    tcase_add_loop_test(tc, failed_rank_strands_nobody, 0, 2);
     tcase_add_loop_test(tc, graphs_replay_what_eager_calls_give, 0, 2);
     tcase_add_test(tc, ranks_agree_on_every_bit);
     tcase_add_test(tc, callers_communicator_serves);

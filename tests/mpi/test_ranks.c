@@ -230,9 +230,10 @@ static oproj_status create_with(const oproj_dims *dims, const oproj_config *conf
 
 /* The last rank is started with another value of one field: every rank says the same about it. */
 START_TEST(ranks_that_differ_are_refused_by_name) {
-  static const char *const names[] = {"max_tokens", "reduce", "path", "hidden", "OPROJ_BIND"};
+  static const char *const names[] = {"max_tokens", "reduce",     "path",
+                                      "hidden",     "OPROJ_BIND", "chunk_tokens"};
   if (size == 1) return;
-  for (int field = 0; field < 5; field++) {
+  for (int field = 0; field < 6; field++) {
     oproj_dims dims = dims_for_ranks(&data_tiny_v4);
     oproj_config config = OPROJ_CONFIG_INIT;
     config.backend = "ref";
@@ -244,6 +245,7 @@ START_TEST(ranks_that_differ_are_refused_by_name) {
     if (field == 2 && other) config.path = OPROJ_PATH_REFERENCE;
     if (field == 3 && other) dims.hidden *= 2;
     if (field == 4 && other) setenv("OPROJ_BIND", "0", 1);
+    if (field == 5 && other) config.chunk_tokens = 8;
     oproj_status status = create_with(&dims, &config);
     if (field == 4) unsetenv("OPROJ_BIND");
     char words[64], begin[64];

@@ -54,10 +54,14 @@ static void log_choice(oproj_kernels *k, int32_t tokens, const oproj_path_choice
 
 /* ---- input --------------------------------------------------------------------------------- */
 
-static cuda_input describe_input(const oproj_kernels *k, const oproj_io *io) {
+static cuda_input describe_input(const oproj_kernels *k, const oproj_io *io,
+                                 const oproj_kernels_part *part) {
   const oproj_dims *dims = &k->config.dims;
   int32_t heads_per_group = k->group_cols / dims->head_dim;
-  return (cuda_input){.tokens = io->tokens,
+  return (cuda_input){.tokens = part->tokens,
+                      .begin = part->begin,
+                      .strip = part->strip,
+                      .stride = part->stride,
                       .heads = k->config.groups * heads_per_group,
                       .heads_per_group = heads_per_group,
                       .head_dim = dims->head_dim,
@@ -76,9 +80,10 @@ static cuda_input describe_input(const oproj_kernels *k, const oproj_io *io) {
 }
 
 static oproj_status quantize_input(const oproj_kernels *k, const oproj_io *io,
-                                   const oproj_quant *out, cudaStream_t stream) {
+                                   const oproj_kernels_part *part, const oproj_quant *out,
+                                   cudaStream_t stream) {
   TRY(check_aligned(out->codes, "codes"));
-  cuda_input input = describe_input(k, io);
+  cuda_input input = describe_input(k, io, part);
   input.codes = out->codes;
   input.scales = out->scales;
   input.layout = out->layout;
@@ -86,10 +91,10 @@ static oproj_status quantize_input(const oproj_kernels *k, const oproj_io *io,
   return OPROJ_OK;
 }
 
-static oproj_status rotate_input(const oproj_kernels *k, const oproj_io *io, uint16_t *x,
-                                 cudaStream_t stream) {
+static oproj_status rotate_input(const oproj_kernels *k, const oproj_io *io,
+                                 const oproj_kernels_part *part, uint16_t *x, cudaStream_t stream) {
   TRY(check_aligned(x, "x"));
-  cuda_input input = describe_input(k, io);
+  cuda_input input = describe_input(k, io, part);
   input.x = x;
   CUDA_TRY(cuda_launch_input_rotate(&input, stream));
   return OPROJ_OK;
@@ -97,22 +102,26 @@ static oproj_status rotate_input(const oproj_kernels *k, const oproj_io *io, uin
 
 static oproj_status stage_input_quantize(oproj_kernels *k, const oproj_io *io,
                                          const oproj_quant *out, void *stream) {
+  oproj_kernels_part whole = oproj_kernels_whole(io->tokens);
   TRY(cuda_enter(k));
-  return CUDA_IN_RANGE("input", quantize_input(k, io, out, stream));
+  return CUDA_IN_RANGE("input", quantize_input(k, io, &whole, out, stream));
 }
 
 static oproj_status stage_input_rotate(oproj_kernels *k, const oproj_io *io, uint16_t *x,
                                        void *stream) {
+  oproj_kernels_part whole = oproj_kernels_whole(io->tokens);
   TRY(cuda_enter(k));
-  return CUDA_IN_RANGE("input", rotate_input(k, io, x, stream));
+  return CUDA_IN_RANGE("input", rotate_input(k, io, &whole, x, stream));
 }
 
 /* ---- WO_A ---------------------------------------------------------------------------------- */
 
-static cuda_product group_product(const oproj_kernels_weights *w, int32_t tokens, uint16_t *z) {
+static cuda_product group_product(const oproj_kernels_weights *w, const oproj_kernels_part *part,
+                                  uint16_t *z) {
   const oproj_kernels *k = w->kernels;
   return (cuda_product){.groups = k->config.groups,
-                        .tokens = tokens,
+                        .tokens = part->tokens,
+                        .call_tokens = part->call_tokens,
                         .rows = k->config.dims.lora_rank,
                         .cols = k->group_cols,
                         .dtype = w->wo_a.dtype,
@@ -140,15 +149,17 @@ static oproj_status add_adapter(const oproj_kernels_weights *w, int32_t tokens, 
   return OPROJ_OK;
 }
 
-static oproj_status project_groups(const oproj_kernels_weights *w, const oproj_quant *x,
-                                   const float *addend, uint16_t *z, cudaStream_t stream) {
+static oproj_status project_groups(const oproj_kernels_weights *w, const oproj_kernels_part *part,
+                                   const oproj_quant *x, const float *addend, uint16_t *z,
+                                   cudaStream_t stream) {
   TRY(check_aligned(x->codes, "codes"));
-  if (!addend && cuda_lt_takes_groups(w, x, z)) return cuda_lt_project_groups(w, x, z, stream);
+  if (!addend && cuda_lt_takes_groups(w, part, x, z))
+    return cuda_lt_project_groups(w, part, x, z, stream);
   if (x->layout == OPROJ_SCALE_F32 && sm90_takes_groups(w)) {
     sm90_result result = {.addend = addend, .z = z};
-    return sm90_project_groups(w, x, NULL, &result, stream);
+    return sm90_project_groups(w, part, x, NULL, &result, stream);
   }
-  cuda_product product = group_product(w, x->tokens, z);
+  cuda_product product = group_product(w, part, z);
   product.a = x->codes;
   product.a_scales = x->scales;
   product.layout = x->layout;
@@ -168,30 +179,31 @@ static oproj_quant workspace_xq(const oproj_kernels *k, int32_t tokens) {
 
 /* z from the quantised input (e4m3 WO_A) or from the rotated one (bf16 WO_A); with an adapter the
  * rotated input is needed in both cases. */
-static oproj_status forward_groups(const oproj_kernels_weights *w, const oproj_io *io, uint16_t *z,
+static oproj_status forward_groups(const oproj_kernels_weights *w, const oproj_io *io,
+                                   const oproj_kernels_part *part, uint16_t *z,
                                    cudaStream_t stream) {
   const oproj_kernels *k = w->kernels;
   const cuda_workspace *work = &k->work;
   const float *addend = NULL;
   if (w->wo_a.dtype == OPROJ_DTYPE_BF16 || w->adapter.rank > 0)
-    TRY(CUDA_IN_RANGE("input", rotate_input(k, io, work->x, stream)));
+    TRY(CUDA_IN_RANGE("input", rotate_input(k, io, part, work->x, stream)));
   if (w->adapter.rank > 0) {
-    TRY(CUDA_IN_RANGE("adapter", add_adapter(w, io->tokens, work->x, stream)));
+    TRY(CUDA_IN_RANGE("adapter", add_adapter(w, part->tokens, work->x, stream)));
     addend = work->delta;
   }
   if (w->wo_a.dtype == OPROJ_DTYPE_E4M3) {
     oproj_path_choice choice;
-    cuda_input input = describe_input(k, io);
-    if (choose_path(w, io->tokens, 1, &choice) == OPROJ_OK && choice.path == OPROJ_PATH_FUSED &&
-        sm90_loads_input(&input)) {
+    cuda_input input = describe_input(k, io, part);
+    if (choose_path(w, part->call_tokens, 1, &choice) == OPROJ_OK &&
+        choice.path == OPROJ_PATH_FUSED && sm90_loads_input(&input)) {
       sm90_result result = {.z = z};
-      return CUDA_IN_RANGE("WO_A", sm90_project_groups(w, NULL, &input, &result, stream));
+      return CUDA_IN_RANGE("WO_A", sm90_project_groups(w, part, NULL, &input, &result, stream));
     }
-    oproj_quant xq = workspace_xq(k, io->tokens);
-    TRY(CUDA_IN_RANGE("input", quantize_input(k, io, &xq, stream)));
-    return CUDA_IN_RANGE("WO_A", project_groups(w, &xq, addend, z, stream));
+    oproj_quant xq = workspace_xq(k, part->tokens);
+    TRY(CUDA_IN_RANGE("input", quantize_input(k, io, part, &xq, stream)));
+    return CUDA_IN_RANGE("WO_A", project_groups(w, part, &xq, addend, z, stream));
   }
-  cuda_product product = group_product(w, io->tokens, z);
+  cuda_product product = group_product(w, part, z);
   product.a = work->x;
   product.addend = addend;
   return CUDA_IN_RANGE("WO_A", launch_product(&product, stream));
@@ -199,14 +211,16 @@ static oproj_status forward_groups(const oproj_kernels_weights *w, const oproj_i
 
 static oproj_status stage_group_forward(oproj_kernels_weights *w, const oproj_io *io, uint16_t *z,
                                         void *stream) {
+  oproj_kernels_part whole = oproj_kernels_whole(io->tokens);
   TRY(cuda_enter(w->kernels));
-  return forward_groups(w, io, z, stream);
+  return forward_groups(w, io, &whole, z, stream);
 }
 
 static oproj_status stage_group_project(oproj_kernels_weights *w, const oproj_quant *x, uint16_t *z,
                                         void *stream) {
+  oproj_kernels_part whole = oproj_kernels_whole(x->tokens);
   TRY(cuda_enter(w->kernels));
-  return CUDA_IN_RANGE("WO_A", project_groups(w, x, NULL, z, stream));
+  return CUDA_IN_RANGE("WO_A", project_groups(w, &whole, x, NULL, z, stream));
 }
 
 /* ---- z and WO_B ---------------------------------------------------------------------------- */
@@ -236,10 +250,12 @@ static oproj_quant workspace_zq(const oproj_kernels *k, int32_t tokens, oproj_sc
   return zq;
 }
 
-static cuda_product out_product(const oproj_kernels_weights *w, int32_t tokens, uint16_t *partial) {
+static cuda_product out_product(const oproj_kernels_weights *w, const oproj_kernels_part *part,
+                                uint16_t *partial) {
   const oproj_kernels *k = w->kernels;
   return (cuda_product){.groups = 1,
-                        .tokens = tokens,
+                        .tokens = part->tokens,
+                        .call_tokens = part->call_tokens,
                         .rows = k->config.dims.hidden,
                         .cols = k->z_cols,
                         .dtype = w->wo_b.dtype,
@@ -250,28 +266,31 @@ static cuda_product out_product(const oproj_kernels_weights *w, int32_t tokens, 
                         .out_stride = k->config.dims.hidden};
 }
 
-static oproj_status project_out(const oproj_kernels_weights *w, const oproj_quant *z,
-                                uint16_t *partial, uint32_t flags, cudaStream_t stream) {
+static oproj_status project_out(const oproj_kernels_weights *w, const oproj_kernels_part *part,
+                                const oproj_quant *z, uint16_t *partial, uint32_t flags,
+                                cudaStream_t stream) {
   TRY(check_aligned(z->codes, "codes"));
-  if (cuda_lt_takes_out(w, z, partial)) return cuda_lt_project_out(w, z, partial, stream);
+  if (cuda_lt_takes_out(w, part, z, partial))
+    return cuda_lt_project_out(w, part, z, partial, stream);
   if (z->layout == OPROJ_SCALE_F32 && sm90_takes_out(w))
-    return sm90_project_out(w, z, partial, (flags & OPROJ_EARLY_TRIGGER) != 0, stream);
-  cuda_product product = out_product(w, z->tokens, partial);
+    return sm90_project_out(w, part, z, partial, (flags & OPROJ_EARLY_TRIGGER) != 0, stream);
+  cuda_product product = out_product(w, part, partial);
   product.a = z->codes;
   product.a_scales = z->scales;
   product.layout = z->layout;
   return launch_product(&product, stream);
 }
 
-static oproj_status forward_out(const oproj_kernels_weights *w, int32_t tokens, const uint16_t *z,
-                                uint16_t *partial, uint32_t flags, cudaStream_t stream) {
+static oproj_status forward_out(const oproj_kernels_weights *w, const oproj_kernels_part *part,
+                                const uint16_t *z, uint16_t *partial, uint32_t flags,
+                                cudaStream_t stream) {
   if (w->wo_b.dtype == OPROJ_DTYPE_E4M3) {
-    oproj_quant zq = workspace_zq(w->kernels, tokens, OPROJ_SCALE_F32);
-    TRY(CUDA_IN_RANGE("z", quantize_z(w->kernels, tokens, z, &zq, stream)));
-    return CUDA_IN_RANGE("WO_B", project_out(w, &zq, partial, flags, stream));
+    oproj_quant zq = workspace_zq(w->kernels, part->tokens, OPROJ_SCALE_F32);
+    TRY(CUDA_IN_RANGE("z", quantize_z(w->kernels, part->tokens, z, &zq, stream)));
+    return CUDA_IN_RANGE("WO_B", project_out(w, part, &zq, partial, flags, stream));
   }
   TRY(check_aligned(z, "z"));
-  cuda_product product = out_product(w, tokens, partial);
+  cuda_product product = out_product(w, part, partial);
   product.a = z;
   return CUDA_IN_RANGE("WO_B", launch_product(&product, stream));
 }
@@ -284,62 +303,70 @@ static oproj_status stage_z_quantize(oproj_kernels *k, int32_t tokens, const uin
 
 static oproj_status stage_out_forward(oproj_kernels_weights *w, int32_t tokens, const uint16_t *z,
                                       uint16_t *partial, void *stream) {
+  oproj_kernels_part whole = oproj_kernels_whole(tokens);
   TRY(cuda_enter(w->kernels));
-  return forward_out(w, tokens, z, partial, 0, stream);
+  return forward_out(w, &whole, z, partial, 0, stream);
 }
 
 static oproj_status stage_out_project(oproj_kernels_weights *w, const oproj_quant *z,
                                       uint16_t *partial, void *stream) {
+  oproj_kernels_part whole = oproj_kernels_whole(z->tokens);
   TRY(cuda_enter(w->kernels));
-  return CUDA_IN_RANGE("WO_B", project_out(w, z, partial, 0, stream));
+  return CUDA_IN_RANGE("WO_B", project_out(w, &whole, z, partial, 0, stream));
 }
 
 /* ---- the chain ----------------------------------------------------------------------------- */
 
 /* Input to quantised z without z in memory, the input quantised inside WO_A or in front of it. */
 static oproj_status forward_to_quantized_z(const oproj_kernels_weights *w, const oproj_io *io,
-                                           int fused, const oproj_quant *zq, cudaStream_t stream) {
+                                           const oproj_kernels_part *part, int fused,
+                                           const oproj_quant *zq, cudaStream_t stream) {
   const oproj_kernels *k = w->kernels;
   sm90_result result = {.zq = *zq};
-  cuda_input input = describe_input(k, io);
+  cuda_input input = describe_input(k, io, part);
   if (fused && sm90_loads_input(&input))
-    return CUDA_IN_RANGE("WO_A", sm90_project_groups(w, NULL, &input, &result, stream));
-  oproj_quant xq = workspace_xq(k, io->tokens);
-  TRY(CUDA_IN_RANGE("input", quantize_input(k, io, &xq, stream)));
-  return CUDA_IN_RANGE("WO_A", sm90_project_groups(w, &xq, NULL, &result, stream));
+    return CUDA_IN_RANGE("WO_A", sm90_project_groups(w, part, NULL, &input, &result, stream));
+  oproj_quant xq = workspace_xq(k, part->tokens);
+  TRY(CUDA_IN_RANGE("input", quantize_input(k, io, part, &xq, stream)));
+  return CUDA_IN_RANGE("WO_A", sm90_project_groups(w, part, &xq, NULL, &result, stream));
 }
 
 static oproj_status forward_chain(const oproj_kernels_weights *w, const oproj_io *io,
-                                  const oproj_kernels_out *out, uint16_t *partial,
-                                  cudaStream_t stream) {
+                                  const oproj_kernels_part *part, const oproj_kernels_out *out,
+                                  uint16_t *partial, cudaStream_t stream) {
   const oproj_kernels *k = w->kernels;
   oproj_path_choice choice;
-  TRY(choose_path(w, io->tokens, out->fn != NULL, &choice));
-  log_choice(w->kernels, io->tokens, &choice);
-  if (choice.path == OPROJ_PATH_DECODE && sm90_decode_takes(w, io->tokens)) {
-    cuda_input input = describe_input(k, io);
+  TRY(choose_path(w, part->call_tokens, out->fn != NULL, &choice));
+  log_choice(w->kernels, part->call_tokens, &choice);
+  if (choice.path == OPROJ_PATH_DECODE && sm90_decode_takes(w, part->tokens)) {
+    cuda_input input = describe_input(k, io, part);
     int early = (io->flags & OPROJ_EARLY_TRIGGER) != 0;
     return CUDA_IN_RANGE("decode",
                          sm90_decode_forward(w, &input, partial, out->sink, early, stream));
   }
   int fused = choice.path == OPROJ_PATH_FUSED;
-  oproj_quant zq = workspace_zq(k, io->tokens, out->fn ? out->layout : OPROJ_SCALE_F32);
+  oproj_quant zq = workspace_zq(k, part->tokens, out->fn ? out->layout : OPROJ_SCALE_F32);
   int own_wo_a = choice.path != OPROJ_PATH_PORTABLE && sm90_takes_groups(w);
   if (own_wo_a && w->adapter.rank == 0) {
-    TRY(forward_to_quantized_z(w, io, fused, &zq, stream));
+    TRY(forward_to_quantized_z(w, io, part, fused, &zq, stream));
   } else {
-    TRY(forward_groups(w, io, k->work.z, stream));
-    if (!out->fn) return forward_out(w, io->tokens, k->work.z, partial, io->flags, stream);
-    TRY(CUDA_IN_RANGE("z", quantize_z(k, io->tokens, k->work.z, &zq, stream)));
+    TRY(forward_groups(w, io, part, k->work.z, stream));
+    if (!out->fn) return forward_out(w, part, k->work.z, partial, io->flags, stream);
+    TRY(CUDA_IN_RANGE("z", quantize_z(k, part->tokens, k->work.z, &zq, stream)));
   }
   return CUDA_IN_RANGE("WO_B", out->fn ? out->fn(out->user, &zq, partial, stream)
-                                       : project_out(w, &zq, partial, io->flags, stream));
+                                       : project_out(w, part, &zq, partial, io->flags, stream));
 }
 
+/* What a part has met is for a later call to report, not for the parts behind it. */
 static oproj_status cuda_forward(oproj_kernels_weights *w, const oproj_io *io,
-                                 const oproj_kernels_out *out, uint16_t *partial, void *stream) {
-  TRY(cuda_enter(w->kernels));
-  return forward_chain(w, io, out, partial, stream);
+                                 const oproj_kernels_part *part, const oproj_kernels_out *out,
+                                 uint16_t *partial, void *stream) {
+  if (part->begin == 0)
+    TRY(cuda_enter(w->kernels));
+  else
+    CUDA_TRY(cudaSetDevice(w->kernels->device));
+  return forward_chain(w, io, part, out, partial, stream);
 }
 
 static int cuda_can_push(const oproj_kernels_weights *w, int32_t tokens,
@@ -369,12 +396,13 @@ static oproj_status warm_inputs(const oproj_kernels_weights *w, char *zeros, cud
   const oproj_kernels *k = w->kernels;
   oproj_quant xq = workspace_xq(k, 1);
   oproj_io odd_table = warm_input(k, zeros, 1), odd_heads = odd_table;
+  oproj_kernels_part whole = oproj_kernels_whole(1);
   odd_table.cos_sin++;
   odd_heads.head_stride++;
-  TRY(quantize_input(k, &odd_table, &xq, stream));
-  TRY(quantize_input(k, &odd_heads, &xq, stream));
-  TRY(rotate_input(k, &odd_heads, k->work.x, stream));
-  return rotate_input(k, &odd_table, k->work.x, stream);
+  TRY(quantize_input(k, &odd_table, &whole, &xq, stream));
+  TRY(quantize_input(k, &odd_heads, &whole, &xq, stream));
+  TRY(rotate_input(k, &odd_heads, &whole, k->work.x, stream));
+  return rotate_input(k, &odd_table, &whole, k->work.x, stream);
 }
 
 /* Every power of two of tokens and the most there are: each variant begins at one of them.  A
@@ -386,7 +414,8 @@ static oproj_status warm_counts(const oproj_kernels_weights *w, char *zeros, cud
     tokens = next < most ? next : most;
     int32_t whole = (int32_t)(tokens < CUDA_LT_TOKENS ? tokens : tokens & -CUDA_LT_MULTIPLE);
     oproj_io io = warm_input(w->kernels, zeros, whole);
-    oproj_status status = forward_chain(w, &io, &own, w->kernels->work.x, stream);
+    oproj_kernels_part part = oproj_kernels_whole(whole);
+    oproj_status status = forward_chain(w, &io, &part, &own, w->kernels->work.x, stream);
     if (status != OPROJ_OK && status != OPROJ_ERR_UNSUPPORTED) return status;
   }
   return OPROJ_OK;
@@ -440,6 +469,8 @@ static const oproj_kernels_ops cuda_ops = {
     .out_forward = stage_out_forward,
     .out_project = stage_out_project,
     .forward = cuda_forward,
+    .fork = cuda_fork,
+    .join = cuda_join,
     .buffer_create = cuda_buffer_create,
     .buffer_destroy = cuda_buffer_destroy,
     .buffer_write = cuda_buffer_write,

@@ -73,6 +73,7 @@ void cuda_close(oproj_kernels *k) {
   cudaFree(k->claim);
   if (k->fault) cudaFreeHost(k->fault);
   if (k->upload) cudaStreamDestroy(k->upload);
+  cuda_close_beside(k);
   free(k);
 }
 
@@ -143,6 +144,7 @@ static oproj_status open_on_device(oproj_kernels *k) {
       CUDA_TRY(sm90_prefill_load(k->config.dims.quant_block));
   }
   CUDA_TRY(cudaStreamCreateWithFlags(&k->upload, cudaStreamNonBlocking));
+  TRY(cuda_open_beside(k));
   TRY(open_fault(k));
   TRY(open_workspace(k));
   TRY(sm90_decode_open(k));

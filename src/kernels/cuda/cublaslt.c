@@ -3,7 +3,7 @@
  * In cuBLASLt's column-major words a product is D[rows, T] = W[cols, rows]^T . X[cols, T]: W is its
  * A, the activation its B.  Nothing here allocates or decides by time after the first layer was
  * made: a call builds its descriptors on the stack and runs the algorithm kept for its power of
- * two. */
+ * two, and so do its parts. */
 #include "kernels/cuda/cublaslt.h"
 
 #include <cublasLt.h>
@@ -35,6 +35,7 @@ typedef struct lt_choice {
 struct cuda_lt {
   cublasLtHandle_t handle;
   void *scratch;
+  int32_t multiprocessors;
   int warm[LT_PRODUCTS];
   lt_choice choices[LT_PRODUCTS][CLASSES];
 };
@@ -106,6 +107,16 @@ static oproj_status describe(lt_call *call, int sm90, int32_t rows, int32_t cols
   return OPROJ_OK;
 }
 
+/* Its blocks stay until all is done: without this, a sum that runs beside it would keep the last of
+ * them waiting. */
+static oproj_status leave_room(lt_call *call, const cuda_lt *lt, const oproj_kernels_part *part) {
+  int32_t target = lt->multiprocessors - part->spare;
+  if (part->spare > 0 && target > 0)
+    LT_TRY(cublasLtMatmulDescSetAttribute(&call->desc, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET,
+                                          &target, sizeof target));
+  return OPROJ_OK;
+}
+
 /* WO_A of one group: not on SM90. */
 static oproj_status describe_group(lt_call *call, const oproj_kernels_weights *w, int32_t group,
                                    const oproj_quant *x, uint16_t *z) {
@@ -155,6 +166,8 @@ oproj_status cuda_lt_open(oproj_kernels *k) {
   if (!serves(k)) return OPROJ_OK;
   k->lt = calloc(1, sizeof *k->lt);
   REQUIRE(k->lt, OPROJ_ERR_NOMEM, "no memory for cuBLASLt's choices");
+  CUDA_TRY(
+      cudaDeviceGetAttribute(&k->lt->multiprocessors, cudaDevAttrMultiProcessorCount, k->device));
   LT_TRY(cublasLtCreate(&k->lt->handle));
   CUDA_TRY(cudaMalloc(&k->lt->scratch, SCRATCH_BYTES));
   return on_sm90(k) ? OPROJ_OK : cuda_lt_sm100_open(k);
@@ -303,11 +316,11 @@ oproj_status cuda_lt_warm(const oproj_kernels_weights *w) {
 
 /* ---- serving a call ------------------------------------------------------------------------ */
 
-static int in_range(const oproj_kernels *k, const oproj_quant *q) {
+static int in_range(const oproj_kernels *k, const oproj_kernels_part *part, const oproj_quant *q) {
   oproj_path path = k->config.path;
   return k->lt && (path == OPROJ_PATH_AUTO || path == OPROJ_PATH_LIBRARY) &&
-         q->layout == OPROJ_SCALE_F32 && q->tokens >= CUDA_LT_TOKENS &&
-         q->tokens <= k->config.max_tokens && (uintptr_t)q->codes % ALIGNMENT == 0 &&
+         q->layout == OPROJ_SCALE_F32 && part->call_tokens >= CUDA_LT_TOKENS &&
+         part->call_tokens <= k->config.max_tokens && (uintptr_t)q->codes % ALIGNMENT == 0 &&
          (uintptr_t)q->scales % SCALE_ALIGNMENT == 0;
 }
 
@@ -316,8 +329,9 @@ static const lt_choice *choice_of(const oproj_kernels *k, lt_product product, in
 }
 
 /* An algorithm was found for the largest count of its class; this asks about the very one. */
-static int runs(const oproj_kernels *k, lt_product product, lt_call *call, int32_t tokens) {
-  const lt_choice *choice = choice_of(k, product, tokens);
+static int runs(const oproj_kernels *k, lt_product product, lt_call *call,
+                const oproj_kernels_part *part) {
+  const lt_choice *choice = choice_of(k, product, part->call_tokens);
   cublasLtMatmulHeuristicResult_t result;
   return choice->usable &&
          cublasLtMatmulAlgoCheck(k->lt->handle, &call->desc, &call->w_layout, &call->x_layout,
@@ -332,41 +346,43 @@ static int is_staged(const oproj_quant *zq, const uint16_t *partial) {
   return zq->tokens % CUDA_LT_MULTIPLE != 0 || (uintptr_t)partial % ALIGNMENT != 0;
 }
 
-int cuda_lt_takes_groups(const oproj_kernels_weights *w, const oproj_quant *x, const uint16_t *z) {
+int cuda_lt_takes_groups(const oproj_kernels_weights *w, const oproj_kernels_part *part,
+                         const oproj_quant *x, const uint16_t *z) {
   const oproj_kernels *k = w->kernels;
   lt_call call;
   int slack = x->codes == k->work.xq.codes && z == k->work.z;
-  return in_range(k, x) && (slack || x->tokens % CUDA_LT_MULTIPLE == 0) &&
+  return in_range(k, part, x) && (slack || x->tokens % CUDA_LT_MULTIPLE == 0) &&
          (uintptr_t)z % ALIGNMENT == 0 && has_scales(w, LT_GROUP) &&
          describe_group(&call, w, 0, x, (uint16_t *)z) == OPROJ_OK &&
-         runs(k, LT_GROUP, &call, x->tokens);
+         runs(k, LT_GROUP, &call, part);
 }
 
-int cuda_lt_takes_out(const oproj_kernels_weights *w, const oproj_quant *zq,
-                      const uint16_t *partial) {
+int cuda_lt_takes_out(const oproj_kernels_weights *w, const oproj_kernels_part *part,
+                      const oproj_quant *zq, const uint16_t *partial) {
   const oproj_kernels *k = w->kernels;
   lt_call call;
   int slack = zq->codes == k->work.zq.codes;
-  return in_range(k, zq) && (slack || zq->tokens % CUDA_LT_MULTIPLE == 0) &&
+  return in_range(k, part, zq) && (slack || zq->tokens % CUDA_LT_MULTIPLE == 0) &&
          has_scales(w, LT_OUT) && describe_out(&call, w, zq, (uint16_t *)partial) == OPROJ_OK &&
-         runs(k, LT_OUT, &call, zq->tokens);
+         runs(k, LT_OUT, &call, part);
 }
 
-oproj_status cuda_lt_project_groups(const oproj_kernels_weights *w, const oproj_quant *x,
-                                    uint16_t *z, cudaStream_t stream) {
+oproj_status cuda_lt_project_groups(const oproj_kernels_weights *w, const oproj_kernels_part *part,
+                                    const oproj_quant *x, uint16_t *z, cudaStream_t stream) {
   const oproj_kernels *k = w->kernels;
-  const lt_choice *choice = choice_of(k, LT_GROUP, x->tokens);
+  const lt_choice *choice = choice_of(k, LT_GROUP, part->call_tokens);
   TRY(cuda_lt_sm100_activation(x, BLOCK, k->work.xq_tiles, stream));
   for (int32_t group = 0; group < k->config.groups; group++) {
     lt_call call;
     TRY(describe_group(&call, w, group, x, z));
+    TRY(leave_room(&call, k->lt, part));
     LT_TRY(lt_matmul(k->lt, &call, &choice->algo, stream));
   }
   return OPROJ_OK;
 }
 
-oproj_status cuda_lt_project_out(const oproj_kernels_weights *w, const oproj_quant *zq,
-                                 uint16_t *partial, cudaStream_t stream) {
+oproj_status cuda_lt_project_out(const oproj_kernels_weights *w, const oproj_kernels_part *part,
+                                 const oproj_quant *zq, uint16_t *partial, cudaStream_t stream) {
   const oproj_kernels *k = w->kernels;
   int staged = is_staged(zq, partial);
   uint16_t *out = staged ? k->work.x : partial; /* x is spent once z exists */
@@ -374,7 +390,8 @@ oproj_status cuda_lt_project_out(const oproj_kernels_weights *w, const oproj_qua
   lt_call call;
   if (!on_sm90(k)) TRY(cuda_lt_sm100_activation(zq, BLOCK, k->work.zq_tiles, stream));
   TRY(describe_out(&call, w, zq, out));
-  LT_TRY(lt_matmul(k->lt, &call, &choice_of(k, LT_OUT, zq->tokens)->algo, stream));
+  TRY(leave_room(&call, k->lt, part));
+  LT_TRY(lt_matmul(k->lt, &call, &choice_of(k, LT_OUT, part->call_tokens)->algo, stream));
   if (staged) CUDA_TRY(cudaMemcpyAsync(partial, out, bytes, cudaMemcpyDeviceToDevice, stream));
   return OPROJ_OK;
 }

@@ -35,15 +35,17 @@ void cuda_lt_close(oproj_kernels *k);
 oproj_status cuda_lt_warm(const oproj_kernels_weights *weights);
 
 /* Whether cuBLASLt takes this very call; enqueues nothing.  What it refuses, our own kernels do. */
-int cuda_lt_takes_groups(const oproj_kernels_weights *weights, const oproj_quant *x,
-                         const uint16_t *z);
-int cuda_lt_takes_out(const oproj_kernels_weights *weights, const oproj_quant *zq,
-                      const uint16_t *partial);
+int cuda_lt_takes_groups(const oproj_kernels_weights *weights, const oproj_kernels_part *part,
+                         const oproj_quant *x, const uint16_t *z);
+int cuda_lt_takes_out(const oproj_kernels_weights *weights, const oproj_kernels_part *part,
+                      const oproj_quant *zq, const uint16_t *partial);
 
 /* WO_A, group by group, and WO_B, for calls that the functions above said yes to. */
-oproj_status cuda_lt_project_groups(const oproj_kernels_weights *weights, const oproj_quant *x,
+oproj_status cuda_lt_project_groups(const oproj_kernels_weights *weights,
+                                    const oproj_kernels_part *part, const oproj_quant *x,
                                     uint16_t *z, cudaStream_t stream);
-oproj_status cuda_lt_project_out(const oproj_kernels_weights *weights, const oproj_quant *zq,
+oproj_status cuda_lt_project_out(const oproj_kernels_weights *weights,
+                                 const oproj_kernels_part *part, const oproj_quant *zq,
                                  uint16_t *partial, cudaStream_t stream);
 
 /* ---- cublaslt_sm100.c, cublaslt_tiles.cu --------------------------------------------------- */

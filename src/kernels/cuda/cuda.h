@@ -63,10 +63,12 @@ typedef struct cuda_fault {
 
 typedef struct cuda_input {
   int32_t tokens, heads, heads_per_group, head_dim, rope_dim;
-  int32_t block;            /* of quantisation: 32 or 128 */
-  const uint16_t *attn_out; /* bf16, token t and head h at t * token_stride + h * head_stride */
+  int32_t begin, strip, stride; /* which of the call's tokens these are: oproj_kernels_part */
+  int32_t block;                /* of quantisation: 32 or 128 */
+  const uint16_t *attn_out;     /* the call's: bf16, token t and head h at t * token_stride +
+                                   h * head_stride */
   int64_t token_stride, head_stride;
-  const void *positions; /* i64, or i32 where positions_i32 */
+  const void *positions; /* the call's: i64, or i32 where positions_i32 */
   int32_t positions_i32;
   const float *cos_sin; /* f32 [cos_sin_rows, rope_dim] */
   int64_t cos_sin_rows;
@@ -102,6 +104,7 @@ cudaError_t cuda_launch_z_quantize(const cuda_z *z, cudaStream_t stream);
  * Activation and weight are both e4m3 with scales or both bf16 without. */
 typedef struct cuda_product {
   int32_t groups, tokens, rows, cols; /* rows per group; cols a multiple of 32 */
+  int32_t call_tokens;                /* of the call that `tokens` are a part of */
   oproj_dtype dtype;
   int32_t block;        /* e4m3: 32 or 128, dividing cols and, where groups > 1, rows */
   const void *a;        /* [groups, tokens, cols], 16-byte aligned */
@@ -116,7 +119,7 @@ typedef struct cuda_product {
 
 enum { CUDA_SMALL_TOKENS = 8 }; /* up to here a warp's lanes can each end with one output */
 
-/* Chooses between the two kernels. */
+/* Chooses between the two kernels, by call_tokens. */
 cudaError_t cuda_launch_project(const cuda_product *product, cudaStream_t stream);
 cudaError_t cuda_launch_project_small(const cuda_product *product, cudaStream_t stream);
 
@@ -167,6 +170,8 @@ struct oproj_kernels {
   uint32_t paths_logged;                     /* by bit */
   int32_t sm90_capacity[CUDA_CLUSTER_SIZES]; /* SM90: blocks held at once in clusters of 1, 2, 4 */
   cudaStream_t upload;                       /* for weights; joins no other stream */
+  cudaStream_t beside;                       /* for sums that run beside a call's stream */
+  cudaEvent_t forked, joined;
   cuda_workspace work;
   struct sm90_decode_state *decode; /* NULL where its kernel cannot serve */
   cuda_lt *lt;                      /* NULL where cuBLASLt cannot serve */
@@ -238,6 +243,12 @@ void cuda_weights_destroy(oproj_kernels_weights *weights);
 oproj_status cuda_adapter_set(oproj_kernels_weights *weights, const oproj_adapter *adapter);
 
 /* ---- ranks.c, reduce.cu --------------------------------------------------------------------- */
+
+/* The second stream, as kernels.h describes fork and join. */
+oproj_status cuda_open_beside(oproj_kernels *kernels);
+void cuda_close_beside(oproj_kernels *kernels);
+oproj_status cuda_fork(oproj_kernels *kernels, void *stream, void **beside);
+oproj_status cuda_join(oproj_kernels *kernels, void *stream);
 
 /* out[i] = bf16(sum over n of parts[n * count + i]), f32 sums in the order of n, n >= 2. */
 typedef struct cuda_sum {

@@ -1,6 +1,6 @@
 /* input.cu - inverse RoPE and block quantisation of the input, and the quantisation of z.
  *
- *   input_quantize_kernel  attn_out bf16 [T, heads, head_dim] by strides
+ *   input_quantize_kernel  attn_out bf16 [T, heads, head_dim] by strides, or a part of its tokens
  *                            -> codes e4m3 [groups, T, D], scales [groups, T, D/block] by layout
  *   input_rotate_kernel    the same input -> x bf16 [groups, T, D]
  *   z_quantize_kernel      z bf16 [T, cols] -> codes e4m3 [T, cols], scales [1, T, cols/block]
@@ -24,7 +24,7 @@ constexpr int STRIP = WARP * LANE_VALUES; /* values that a warp holds at once */
 /* ---- one warp's head ----------------------------------------------------------------------- */
 
 struct Head {
-  int32_t token, group, column; /* column: of the head's first value in [0, D) */
+  int32_t token, group, column; /* token: of the part; column: of the first value in [0, D) */
   const uint16_t *values;
   const float *table;
 };
@@ -33,12 +33,12 @@ struct Head {
 __device__ __forceinline__ bool find_head(const cuda_input &p, Head *head) {
   int32_t h = static_cast<int32_t>(blockIdx.y) * WARPS + threadIdx.x / WARP;
   if (h >= p.heads) return false;
-  int64_t token = blockIdx.x;
-  head->token = static_cast<int32_t>(token);
+  head->token = static_cast<int32_t>(blockIdx.x);
+  int32_t token = token_of(p, head->token);
   head->group = h / p.heads_per_group;
   head->column = h % p.heads_per_group * p.head_dim;
   head->values = p.attn_out + token * p.token_stride + h * p.head_stride;
-  head->table = table_row(p, head->token, h == 0 && threadIdx.x % WARP == 0);
+  head->table = table_row(p, token, h == 0 && threadIdx.x % WARP == 0);
   return true;
 }
 
@@ -161,7 +161,8 @@ __global__ void __launch_bounds__(THREADS) input_quantize_heads_kernel(cuda_inpu
   uint4 raw[HEADS][STRIPS];
   float4 cos = {}, sin = {};
   if (live) {
-    const uint16_t *from = p.attn_out + token * p.token_stride + first_head * p.head_stride;
+    int32_t source = token_of(p, token);
+    const uint16_t *from = p.attn_out + source * p.token_stride + first_head * p.head_stride;
 #pragma unroll
     for (int h = 0; h < HEADS; h++) {
 #pragma unroll
@@ -169,7 +170,7 @@ __global__ void __launch_bounds__(THREADS) input_quantize_heads_kernel(cuda_inpu
         raw[h][strip] =
             __ldg(reinterpret_cast<const uint4 *>(from + h * p.head_stride + strip * STRIP) + lane);
     }
-    const float *row = table_row(p, token, first_head == 0 && lane == 0);
+    const float *row = table_row(p, source, first_head == 0 && lane == 0);
     float nan = oproj_num_from_bits(0x7FC00000u);
     if (!row) {
       cos = sin = make_float4(nan, nan, nan, nan);

@@ -32,7 +32,14 @@ __device__ inline void raise_stall(const cuda_input &p) {
   __threadfence_system();
 }
 
-/* The table row of a token, or NULL where its position lies outside the table. */
+/* Which of the call's tokens the i-th is. */
+__device__ __forceinline__ int32_t token_of(const cuda_input &p, int32_t i) {
+  if (i < p.strip) return p.begin + i;
+  int32_t strip = i / p.strip;
+  return p.begin + strip * p.stride + (i - strip * p.strip);
+}
+
+/* The table row of a token of the call, or NULL where its position lies outside the table. */
 __device__ __forceinline__ const float *table_row(const cuda_input &p, int32_t token,
                                                   bool reports) {
   int64_t position = p.positions_i32 ? static_cast<const int32_t *>(p.positions)[token]

@@ -270,7 +270,7 @@ __global__ void __launch_bounds__(THREADS) project_kernel(cuda_product p) {
 extern "C" cudaError_t cuda_launch_project(const cuda_product *product, cudaStream_t stream) {
   const cuda_product &p = *product;
   if (p.tokens == 0) return cudaSuccess;
-  if (p.tokens <= CUDA_SMALL_TOKENS) return cuda_launch_project_small(product, stream);
+  if (p.call_tokens <= CUDA_SMALL_TOKENS) return cuda_launch_project_small(product, stream);
   dim3 grid(ceil_div(p.tokens, TILE_TOKENS), ceil_div(p.rows, TILE_ROWS), p.groups);
   if (p.dtype == OPROJ_DTYPE_BF16) return launch(project_kernel<BF16>, grid, THREADS, p, stream);
   return p.block == 32 ? launch(project_kernel<32>, grid, THREADS, p, stream)

@@ -1,5 +1,5 @@
 /* ranks.c - what several ranks need of a GPU: which one it is, memory to meet in (pinned, or on the
- * devices themselves) and the sum of their shares. */
+ * devices themselves), a stream to sum on beside what is computed, and the sum of their shares. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -62,6 +62,41 @@ void cuda_host_destroy(oproj_kernels *k, void *memory) {
     cudaFreeHost(memory);
   else
     free(memory);
+}
+
+/* ---- the second stream --------------------------------------------------------------------- */
+
+/* Its blocks are placed first where both streams have some to place: a sum waits for other ranks'
+ * too, and what it delays here it would delay on all of them. */
+oproj_status cuda_open_beside(oproj_kernels *k) {
+  int least, greatest;
+  CUDA_TRY(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+  CUDA_TRY(cudaStreamCreateWithPriority(&k->beside, cudaStreamNonBlocking, greatest));
+  CUDA_TRY(cudaEventCreateWithFlags(&k->forked, cudaEventDisableTiming));
+  CUDA_TRY(cudaEventCreateWithFlags(&k->joined, cudaEventDisableTiming));
+  return OPROJ_OK;
+}
+
+void cuda_close_beside(oproj_kernels *k) {
+  if (k->joined) cudaEventDestroy(k->joined);
+  if (k->forked) cudaEventDestroy(k->forked);
+  if (k->beside) cudaStreamDestroy(k->beside);
+}
+
+/* A wait is for what the event recorded last, so that one event serves any number of forks. */
+oproj_status cuda_fork(oproj_kernels *k, void *stream, void **beside) {
+  CUDA_TRY(cudaSetDevice(k->device));
+  CUDA_TRY(cudaEventRecord(k->forked, stream));
+  CUDA_TRY(cudaStreamWaitEvent(k->beside, k->forked, 0));
+  *beside = k->beside;
+  return OPROJ_OK;
+}
+
+oproj_status cuda_join(oproj_kernels *k, void *stream) {
+  CUDA_TRY(cudaSetDevice(k->device));
+  CUDA_TRY(cudaEventRecord(k->joined, k->beside));
+  CUDA_TRY(cudaStreamWaitEvent(stream, k->joined, 0));
+  return OPROJ_OK;
 }
 
 /* ---- sums ---------------------------------------------------------------------------------- */

@@ -36,6 +36,9 @@ typedef struct sm90_product {
   CUtensorMap activations; /* e4m3 [groups, tokens, cols], boxes of 1 x step_tokens x 128; unused
                               where fused */
   int32_t tokens, rows, cols, rows_per_group;
+  int32_t call_tokens;   /* of the call that `tokens` are a part of: tiles and splits are chosen for
+                            them, so that its sums are added in the same order */
+  int32_t spare;         /* multiprocessors that are left to others; sm90_prefill's alone */
   int32_t block;         /* of quantisation: 32 or 128 */
   int32_t tile_tokens;   /* that a block has room for: 8, 16, 32, 64 or 128 ... */
   int32_t step_tokens;   /* ... and takes: a multiple of 4 */
@@ -84,13 +87,15 @@ typedef struct sm90_result {
 } sm90_result;
 
 /* WO_A from a quantised input (OPROJ_SCALE_F32) or, where x is NULL, from `input` itself. */
-oproj_status sm90_project_groups(const oproj_kernels_weights *weights, const oproj_quant *x,
+oproj_status sm90_project_groups(const oproj_kernels_weights *weights,
+                                 const oproj_kernels_part *part, const oproj_quant *x,
                                  const cuda_input *input, const sm90_result *result,
                                  cudaStream_t stream);
 
 /* WO_B from a quantised z (OPROJ_SCALE_F32). */
-oproj_status sm90_project_out(const oproj_kernels_weights *weights, const oproj_quant *zq,
-                              uint16_t *partial, int early, cudaStream_t stream);
+oproj_status sm90_project_out(const oproj_kernels_weights *weights, const oproj_kernels_part *part,
+                              const oproj_quant *zq, uint16_t *partial, int early,
+                              cudaStream_t stream);
 
 /* ---- device side (sm90_project.cu) --------------------------------------------------------- */
 

@@ -82,8 +82,9 @@ static int32_t row_tiles(const sm90_product *p) {
   return (p->rows + SM90_TILE_ROWS - 1) / SM90_TILE_ROWS;
 }
 
+/* Of the whole call. */
 static int32_t token_tiles(const sm90_product *p, int32_t tile) {
-  return (p->tokens + tile - 1) / tile;
+  return (p->call_tokens + tile - 1) / tile;
 }
 
 int32_t sm90_step_tokens(int32_t tokens, int32_t most) {
@@ -107,7 +108,7 @@ static int32_t split_of(const oproj_kernels *k, const sm90_product *p, int32_t t
 static int32_t tile_of(const oproj_kernels *k, const sm90_product *p, int most_split) {
   enum { SHORT_SLOTS = 32 };
   int32_t tile = 8;
-  while (tile < p->tokens && tile < SM90_MAX_TOKENS) tile *= 2;
+  while (tile < p->call_tokens && tile < SM90_MAX_TOKENS) tile *= 2;
   if (tile < SM90_MAX_TOKENS || row_tiles(p) * token_tiles(p, 64) > k->sm90_capacity[0])
     return tile;
   int32_t slots = p->cols / SM90_TILE_COLS / split_of(k, p, tile, most_split);
@@ -143,13 +144,15 @@ static oproj_status clear_scales(const oproj_kernels *k, const oproj_quant *zq,
   return OPROJ_OK;
 }
 
-oproj_status sm90_project_groups(const oproj_kernels_weights *w, const oproj_quant *x,
-                                 const cuda_input *input, const sm90_result *result,
-                                 cudaStream_t stream) {
+oproj_status sm90_project_groups(const oproj_kernels_weights *w, const oproj_kernels_part *part,
+                                 const oproj_quant *x, const cuda_input *input,
+                                 const sm90_result *result, cudaStream_t stream) {
   enum { MOST_SPLIT = 2 }; /* clusters of 4 */
   const oproj_kernels *k = w->kernels;
   sm90_product p = {.weights = w->wo_a_map,
-                    .tokens = x ? x->tokens : input->tokens,
+                    .tokens = part->tokens,
+                    .call_tokens = part->call_tokens,
+                    .spare = part->spare,
                     .rows = k->z_cols,
                     .cols = k->group_cols,
                     .rows_per_group = k->config.dims.lora_rank,
@@ -172,12 +175,15 @@ oproj_status sm90_project_groups(const oproj_kernels_weights *w, const oproj_qua
   return launch(&p, x, stream);
 }
 
-oproj_status sm90_project_out(const oproj_kernels_weights *w, const oproj_quant *zq,
-                              uint16_t *partial, int early, cudaStream_t stream) {
+oproj_status sm90_project_out(const oproj_kernels_weights *w, const oproj_kernels_part *part,
+                              const oproj_quant *zq, uint16_t *partial, int early,
+                              cudaStream_t stream) {
   enum { MOST_SPLIT = 1 }; /* clusters of 2 */
   const oproj_kernels *k = w->kernels;
   sm90_product p = {.weights = w->wo_b_map,
-                    .tokens = zq->tokens,
+                    .tokens = part->tokens,
+                    .call_tokens = part->call_tokens,
+                    .spare = part->spare,
                     .rows = k->config.dims.hidden,
                     .cols = k->z_cols,
                     .rows_per_group = k->config.dims.hidden,

@@ -16,12 +16,18 @@ static int32_t ceil_div(int32_t a, int32_t b) {
   return (a + b - 1) / b;
 }
 
+/* Blocks of the grid at most, a multiple of 2 where paired. */
+static int32_t most_blocks(const oproj_kernels *k, const sm90_product *p, int paired) {
+  int32_t cluster = paired ? 2 : 1, left = k->sm90_capacity[paired] - p->spare;
+  return left < cluster ? cluster : left / cluster * cluster;
+}
+
 /* Rounds of a shape, in units of a tile of one part. */
 static int32_t cost(const oproj_kernels *k, const sm90_product *p, int32_t parts, int paired) {
   int32_t rows = ceil_div(p->rows, parts * SM90_PREFILL_ROWS);
   int32_t tokens = ceil_div(p->tokens, SM90_PREFILL_TOKENS);
   if (paired) tokens = (tokens + 1) / 2 * 2;
-  return ceil_div(rows * tokens, k->sm90_capacity[paired]) * parts;
+  return ceil_div(rows * tokens, most_blocks(k, p, paired)) * parts;
 }
 
 /* Two parts share each copy of activations, which leaves more power for the tensor cores: for that
@@ -46,17 +52,18 @@ static void choose_shape(const oproj_kernels *k, const sm90_product *p, sm90_pre
   out->step_tokens = sm90_step_tokens(p->tokens, SM90_PREFILL_TOKENS);
   out->band = BAND_ROWS / rows;
   int32_t tiles = out->row_tiles * ceil_div(out->token_tiles, cluster);
-  int32_t most = k->sm90_capacity[out->paired] / cluster;
+  int32_t most = most_blocks(k, p, out->paired) / cluster;
   out->blocks = (tiles < most ? tiles : most) * cluster;
   out->stages = MOST_STAGES;
   while (out->stages > 2 && sm90_prefill_shared_bytes(out) > SM90_SHARED_BYTES) out->stages--;
 }
 
 /* The other kernel splits a product finer, and so is better for as long as tiles of this one would
- * leave half of the device idle. */
+ * leave half of the device idle.  It adds in another order, so the whole call decides. */
 int sm90_prefill_takes(const oproj_kernels *k, const sm90_product *p) {
-  int32_t tiles = ceil_div(p->rows, SM90_PREFILL_ROWS) * ceil_div(p->tokens, SM90_PREFILL_TOKENS);
-  return p->tokens > SM90_MAX_TOKENS && 2 * tiles > k->sm90_capacity[0] && !p->fused;
+  int32_t tokens = p->call_tokens;
+  int32_t tiles = ceil_div(p->rows, SM90_PREFILL_ROWS) * ceil_div(tokens, SM90_PREFILL_TOKENS);
+  return tokens > SM90_MAX_TOKENS && 2 * tiles > k->sm90_capacity[0] && !p->fused;
 }
 
 oproj_status sm90_prefill_project(const oproj_kernels *k, const sm90_product *p,

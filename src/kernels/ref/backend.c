@@ -133,16 +133,18 @@ static oproj_status ref_weights_replace(oproj_kernels_weights *w, const oproj_ma
 static oproj_status stage_input_quantize(oproj_kernels *k, const oproj_io *io,
                                          const oproj_quant *out, void *stream) {
   (void)stream;
+  oproj_kernels_part whole = oproj_kernels_whole(io->tokens);
   TRY(ref_check_positions(io));
-  ref_input_quantize(k, io, out);
+  ref_input_quantize(k, io, &whole, out);
   return OPROJ_OK;
 }
 
 static oproj_status stage_input_rotate(oproj_kernels *k, const oproj_io *io, uint16_t *x,
                                        void *stream) {
   (void)stream;
+  oproj_kernels_part whole = oproj_kernels_whole(io->tokens);
   TRY(ref_check_positions(io));
-  ref_input_rotate(k, io, x);
+  ref_input_rotate(k, io, &whole, x);
   return OPROJ_OK;
 }
 
@@ -207,19 +209,26 @@ out:
   return status;
 }
 
-static oproj_status stage_group_forward(oproj_kernels_weights *w, const oproj_io *io, uint16_t *z,
-                                        void *stream) {
-  (void)stream;
+static oproj_status forward_groups(oproj_kernels_weights *w, const oproj_io *io,
+                                   const oproj_kernels_part *part, uint16_t *z) {
   oproj_kernels *k = w->kernels;
   TRY(ref_check_positions(io));
   oproj_quant *xq = &k->work.xq;
   xq->layout = OPROJ_SCALE_F32;
   xq->groups = k->config.groups;
-  xq->tokens = io->tokens;
+  xq->tokens = part->tokens;
   xq->cols = k->group_cols;
-  if (w->wo_a.dtype == OPROJ_DTYPE_E4M3) ref_input_quantize(k, io, xq);
-  if (w->wo_a.dtype == OPROJ_DTYPE_BF16 || w->adapter.rank > 0) ref_input_rotate(k, io, k->work.x);
-  return project_groups(w, io->tokens, xq, k->work.x, z);
+  if (w->wo_a.dtype == OPROJ_DTYPE_E4M3) ref_input_quantize(k, io, part, xq);
+  if (w->wo_a.dtype == OPROJ_DTYPE_BF16 || w->adapter.rank > 0)
+    ref_input_rotate(k, io, part, k->work.x);
+  return project_groups(w, part->tokens, xq, k->work.x, z);
+}
+
+static oproj_status stage_group_forward(oproj_kernels_weights *w, const oproj_io *io, uint16_t *z,
+                                        void *stream) {
+  (void)stream;
+  oproj_kernels_part whole = oproj_kernels_whole(io->tokens);
+  return forward_groups(w, io, &whole, z);
 }
 
 static oproj_status stage_group_project(oproj_kernels_weights *w, const oproj_quant *x, uint16_t *z,
@@ -273,12 +282,26 @@ static oproj_status stage_out_forward(oproj_kernels_weights *w, int32_t tokens, 
 }
 
 static oproj_status ref_forward(oproj_kernels_weights *w, const oproj_io *io,
-                                const oproj_kernels_out *out, uint16_t *partial, void *stream) {
+                                const oproj_kernels_part *part, const oproj_kernels_out *out,
+                                uint16_t *partial, void *stream) {
   oproj_kernels *k = w->kernels;
-  TRY(stage_group_forward(w, io, k->work.z, stream));
+  TRY(forward_groups(w, io, part, k->work.z));
   if (out->fn)
-    return out->fn(out->user, quantized_z(k, io->tokens, k->work.z, out->layout), partial, stream);
-  return stage_out_forward(w, io->tokens, k->work.z, partial, stream);
+    return out->fn(out->user, quantized_z(k, part->tokens, k->work.z, out->layout), partial,
+                   stream);
+  return stage_out_forward(w, part->tokens, k->work.z, partial, stream);
+}
+
+static oproj_status ref_fork(oproj_kernels *k, void *stream, void **beside) {
+  (void)k;
+  *beside = stream;
+  return OPROJ_OK;
+}
+
+static oproj_status ref_join(oproj_kernels *k, void *stream) {
+  (void)k;
+  (void)stream;
+  return OPROJ_OK;
 }
 
 /* ---- memory -------------------------------------------------------------------------------- */
@@ -351,6 +374,8 @@ const oproj_kernels_ops oproj_kernels_ref = {
     .out_forward = stage_out_forward,
     .out_project = stage_out_project,
     .forward = ref_forward,
+    .fork = ref_fork,
+    .join = ref_join,
     .buffer_create = ref_buffer_create,
     .buffer_destroy = ref_buffer_destroy,
     .buffer_write = ref_buffer_copy,

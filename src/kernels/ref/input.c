@@ -65,30 +65,32 @@ static void clear_scales(const oproj_quant *q, int32_t block) {
 typedef struct head_view {
   const uint16_t *values;
   const float *cos_sin_row;
-  int32_t group, token;
+  int32_t group;
   int32_t column; /* of the head's first value in [0, D) */
 } head_view;
 
-static head_view view_head(const oproj_kernels *k, const oproj_io *io, int32_t token,
-                           int32_t head) {
+/* Of the part's i-th token. */
+static head_view view_head(const oproj_kernels *k, const oproj_io *io,
+                           const oproj_kernels_part *part, int32_t i, int32_t head) {
   int32_t heads_per_group = k->group_cols / k->config.dims.head_dim;
+  int32_t token = part->begin + i / part->strip * part->stride + i % part->strip;
   return (head_view){
       .values = io->attn_out + token * io->token_stride + head * io->head_stride,
       .cos_sin_row = io->cos_sin + position_of(io, token) * io->cos_sin_width,
       .group = head / heads_per_group,
-      .token = token,
       .column = head % heads_per_group * k->config.dims.head_dim,
   };
 }
 
-void ref_input_quantize(const oproj_kernels *k, const oproj_io *io, const oproj_quant *out) {
+void ref_input_quantize(const oproj_kernels *k, const oproj_io *io, const oproj_kernels_part *part,
+                        const oproj_quant *out) {
   const oproj_dims *dims = &k->config.dims;
   int32_t heads = k->config.groups * (k->group_cols / dims->head_dim), block = dims->quant_block;
   clear_scales(out, block);
 #pragma omp parallel for collapse(2) schedule(static) num_threads(k->config.threads)
-  for (int32_t t = 0; t < io->tokens; t++) {
+  for (int32_t t = 0; t < part->tokens; t++) {
     for (int32_t h = 0; h < heads; h++) {
-      head_view head = view_head(k, io, t, h);
+      head_view head = view_head(k, io, part, t, h);
       uint8_t *codes =
           out->codes + ((int64_t)head.group * out->tokens + t) * out->cols + head.column;
       for (int32_t i = 0; i < dims->head_dim; i += block) {
@@ -102,14 +104,15 @@ void ref_input_quantize(const oproj_kernels *k, const oproj_io *io, const oproj_
   }
 }
 
-void ref_input_rotate(const oproj_kernels *k, const oproj_io *io, uint16_t *x) {
+void ref_input_rotate(const oproj_kernels *k, const oproj_io *io, const oproj_kernels_part *part,
+                      uint16_t *x) {
   const oproj_dims *dims = &k->config.dims;
   int32_t heads = k->config.groups * (k->group_cols / dims->head_dim), block = dims->quant_block;
 #pragma omp parallel for collapse(2) schedule(static) num_threads(k->config.threads)
-  for (int32_t t = 0; t < io->tokens; t++) {
+  for (int32_t t = 0; t < part->tokens; t++) {
     for (int32_t h = 0; h < heads; h++) {
-      head_view head = view_head(k, io, t, h);
-      uint16_t *row = x + ((int64_t)head.group * io->tokens + t) * k->group_cols + head.column;
+      head_view head = view_head(k, io, part, t, h);
+      uint16_t *row = x + ((int64_t)head.group * part->tokens + t) * k->group_cols + head.column;
       for (int32_t i = 0; i < dims->head_dim; i += block) {
         float values[MAX_BLOCK];
         rotated_values(dims, head.values, head.cos_sin_row, i, block, values);

@@ -39,8 +39,10 @@ struct oproj_kernels_weights {
 
 /* ERR_INVALID for the first position outside the table. */
 oproj_status ref_check_positions(const oproj_io *io);
-void ref_input_quantize(const oproj_kernels *kernels, const oproj_io *io, const oproj_quant *out);
-void ref_input_rotate(const oproj_kernels *kernels, const oproj_io *io, uint16_t *x);
+void ref_input_quantize(const oproj_kernels *kernels, const oproj_io *io,
+                        const oproj_kernels_part *part, const oproj_quant *out);
+void ref_input_rotate(const oproj_kernels *kernels, const oproj_io *io,
+                      const oproj_kernels_part *part, uint16_t *x);
 void ref_z_quantize(const oproj_kernels *kernels, int32_t tokens, const uint16_t *z,
                     const oproj_quant *out);
 
