@@ -327,7 +327,8 @@ typedef enum oproj_scale_layout {
 } oproj_scale_layout;
 
 /* Codes and scales of one activation.  The input of WO_A has the rank's groups and cols =
- * hpg*head_dim; z has one group and cols = z_end-z_begin. */
+ * hpg*head_dim; z has one group and cols = z_end-z_begin.  The backend "cuda" wants both aligned to
+ * 16 bytes. */
 typedef struct oproj_quant {
   uint8_t *codes; /* e4m3 [groups, tokens, cols] */
   void *scales;   /* as `layout` says */

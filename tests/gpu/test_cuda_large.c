@@ -127,6 +127,18 @@ START_TEST(exact_data_is_bit_equal) {
 }
 END_TEST
 
+/* One group of an odd number of 128 rows: the last tile of two parts is half empty. */
+START_TEST(rows_end_within_a_tile) {
+  rig r = rig_open(128, 1, 512, 1, 640, 128, 3400);
+  layer l = layer_open(&r, OPROJ_DTYPE_E4M3, DATA_EXACT, 46);
+  input in = input_open(&r, 3400, 0, OPROJ_POSITION_I64, DATA_EXACT);
+  expect_same_z(&r, &l, &in);
+  input_close(&r, &in);
+  layer_close(&r, &l);
+  rig_close(&r);
+}
+END_TEST
+
 /* e4m3 has 3 bits behind the point: rounding to it costs about 2.6 %. */
 static void expect_rounded(const char *what, const double *found, const double *wanted,
                            size_t count) {
@@ -281,6 +293,7 @@ int main(void) {
   TCase *tests = tcase_create("large");
   tcase_add_loop_test(tests, cublaslt_serves_large_batches, 0, 2);
   tcase_add_loop_test(tests, exact_data_is_bit_equal, 0, MODELS);
+  tcase_add_test(tests, rows_end_within_a_tile);
   tcase_add_loop_test(tests, products_match_double, 0, MODELS);
   tcase_add_loop_test(tests, contexts_agree_bit_by_bit, 0, MODELS);
   tcase_add_loop_test(tests, nan_stays_in_its_token, 0, MODELS);

@@ -153,6 +153,7 @@ static oproj_status project_groups(const oproj_kernels_weights *w, const oproj_k
                                    const oproj_quant *x, const float *addend, uint16_t *z,
                                    cudaStream_t stream) {
   TRY(check_aligned(x->codes, "codes"));
+  TRY(check_aligned(x->scales, "scales"));
   if (!addend && cuda_lt_takes_groups(w, part, x, z))
     return cuda_lt_project_groups(w, part, x, z, stream);
   if (x->layout == OPROJ_SCALE_F32 && sm90_takes_groups(w)) {
@@ -270,6 +271,7 @@ static oproj_status project_out(const oproj_kernels_weights *w, const oproj_kern
                                 const oproj_quant *z, uint16_t *partial, uint32_t flags,
                                 cudaStream_t stream) {
   TRY(check_aligned(z->codes, "codes"));
+  TRY(check_aligned(z->scales, "scales"));
   if (cuda_lt_takes_out(w, part, z, partial))
     return cuda_lt_project_out(w, part, z, partial, stream);
   if (z->layout == OPROJ_SCALE_F32 && sm90_takes_out(w))

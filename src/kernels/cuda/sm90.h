@@ -43,7 +43,7 @@ typedef struct sm90_product {
   int32_t tile_tokens;   /* that a block has room for: 8, 16, 32, 64 or 128 ... */
   int32_t step_tokens;   /* ... and takes: a multiple of 4 */
   int32_t split;         /* blocks of a cluster that share a tile's K: 1, 2 or 4 */
-  int32_t stages;        /* ring slots; even with tiles of 64 tokens */
+  int32_t stages;        /* ring slots; even, and all of them or 4 and more where fused */
   int32_t window;        /* of them, whose weights may be on their way; 1 to stages */
   const float *w_scales; /* [ceil(rows/block), cols/block] */
   const float *a_scales; /* OPROJ_SCALE_F32; unused where fused */

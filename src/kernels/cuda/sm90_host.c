@@ -115,14 +115,20 @@ static int32_t tile_of(const oproj_kernels *k, const sm90_product *p, int most_s
   return slots < SHORT_SLOTS ? 64 : tile;
 }
 
-static void choose_shape(const oproj_kernels *k, sm90_product *p, int most_split) {
+/* The ring of a fused product is filled by four warps in turn: with fewer than four slots one might
+ * be a round ahead of another. */
+static oproj_status choose_shape(const oproj_kernels *k, sm90_product *p, int most_split) {
   enum { WINDOW = 4 }; /* 64 KB a block keep the memory busy */
+  int32_t fewest = p->fused ? 4 : 2;
   p->tile_tokens = tile_of(k, p, most_split);
   p->step_tokens = sm90_step_tokens(p->tokens, p->tile_tokens);
   p->split = split_of(k, p, p->tile_tokens, most_split);
   p->stages = p->cols / SM90_TILE_COLS / p->split;
-  while (p->stages > 2 && sm90_shared_bytes(p) > SM90_SHARED_BYTES) p->stages -= 2;
+  while (p->stages > fewest && sm90_shared_bytes(p) > SM90_SHARED_BYTES) p->stages -= 2;
+  REQUIRE(sm90_shared_bytes(p) <= SM90_SHARED_BYTES, OPROJ_ERR_UNSUPPORTED,
+          "%d columns leave no room for a ring of their weights", p->cols);
   p->window = p->stages < WINDOW ? p->stages : WINDOW;
+  return OPROJ_OK;
 }
 
 static oproj_status launch(sm90_product *p, const oproj_quant *activations, cudaStream_t stream) {
@@ -171,7 +177,7 @@ oproj_status sm90_project_groups(const oproj_kernels_weights *w, const oproj_ker
   }
   TRY(clear_scales(k, &result->zq, stream));
   if (sm90_prefill_takes(k, &p)) return sm90_prefill_project(k, &p, x, w->wo_a.data, stream);
-  choose_shape(k, &p, MOST_SPLIT);
+  TRY(choose_shape(k, &p, MOST_SPLIT));
   return launch(&p, x, stream);
 }
 
@@ -194,6 +200,6 @@ oproj_status sm90_project_out(const oproj_kernels_weights *w, const oproj_kernel
                     .out_stride = k->config.dims.hidden,
                     .early = early};
   if (sm90_prefill_takes(k, &p)) return sm90_prefill_project(k, &p, zq, w->wo_b.data, stream);
-  choose_shape(k, &p, MOST_SPLIT);
+  TRY(choose_shape(k, &p, MOST_SPLIT));
   return launch(&p, zq, stream);
 }

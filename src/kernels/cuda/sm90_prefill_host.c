@@ -8,6 +8,7 @@
 
 enum {
   MOST_STAGES = 12,
+  FEWEST_STAGES = 2,
   BAND_ROWS =
       2048 /* weight rows that blocks at work share: with as many tokens they fill a round */
 };
@@ -41,6 +42,11 @@ static void choose_tile(const oproj_kernels *k, const sm90_product *p, sm90_pref
   if (p->rows > p->rows_per_group && p->rows_per_group % (2 * SM90_PREFILL_ROWS) != 0) return;
   if (apart * 10 > single * 12 || (p->block < 128 && apart < LONG_COST)) return;
   out->parts = 2;
+  out->stages = FEWEST_STAGES;
+  if (sm90_prefill_shared_bytes(out) > SM90_SHARED_BYTES) {
+    out->parts = 1;
+    return;
+  }
   out->paired = paired > 2 && paired <= apart && p->cols >= PAIRED_COLS;
 }
 
@@ -55,7 +61,8 @@ static void choose_shape(const oproj_kernels *k, const sm90_product *p, sm90_pre
   int32_t most = most_blocks(k, p, out->paired) / cluster;
   out->blocks = (tiles < most ? tiles : most) * cluster;
   out->stages = MOST_STAGES;
-  while (out->stages > 2 && sm90_prefill_shared_bytes(out) > SM90_SHARED_BYTES) out->stages--;
+  while (out->stages > FEWEST_STAGES && sm90_prefill_shared_bytes(out) > SM90_SHARED_BYTES)
+    out->stages--;
 }
 
 /* The other kernel splits a product finer, and so is better for as long as tiles of this one would

@@ -54,6 +54,7 @@ __device__ __forceinline__ void write_codes(const Product &p, int64_t token, int
                                             int lane, const uint32_t (&pairs)[WRITE_PAIRS]) {
   constexpr int BLOCKS = WRITE_COLS / BLOCK, SPAN = WRITE_PAIRS / BLOCKS;
   uint8_t exponents[BLOCKS];
+  if (column >= p.rows) return; /* a tile's second part may lie behind the last row */
 #pragma unroll
   for (int b = 0; b < BLOCKS; b++) {
     uint32_t amax = 0; /* of either half */
