@@ -267,7 +267,8 @@ bool loads_vectors(const cuda_input &p) {
 bool takes_heads(const cuda_input &p) {
   constexpr int MOST_TOKENS = 65535 * WARPS; /* of a grid's second dimension */
   return p.head_dim == HEAD_DIM && p.rope_dim == ROPE_DIM && p.layout == OPROJ_SCALE_F32 &&
-         p.tokens <= MOST_TOKENS && loads_vectors(p) && reinterpret_cast<uintptr_t>(p.cos_sin) % 16 == 0;
+         p.tokens <= MOST_TOKENS && loads_vectors(p) &&
+         reinterpret_cast<uintptr_t>(p.cos_sin) % 16 == 0;
 }
 
 template <int BLOCK>
