@@ -73,6 +73,17 @@ OPROJ_API const char *oproj_last_error(void);
 OPROJ_API oproj_status oproj_fail(oproj_status status, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
+/* ---- environment ---------------------------------------------------------------------------- */
+
+/* Whether oproj's own variables hold legal values (launch/env.sh lists them).  The library warns of
+ * one that does not and goes on as if it were not set; this is for programs that refuse it.
+ * ERR_INVALID: a sentence about the first such variable; *name, unless NULL, is its name. */
+OPROJ_API oproj_status oproj_environment_check(const char **name);
+
+/* The variables there are whose names begin like oproj's and are none of them, "OPROJ_LOGS,
+ * OPROJ_X", cut to `bytes`; "" for none. */
+OPROJ_API void oproj_environment_unknown(char *names, size_t bytes);
+
 /* ---- the model's dimensions and the plan: pure functions ----------------------------------- */
 
 /* Must hold: all positive; groups divides heads; rope_dim even and <= head_dim; quant_block 32 or

@@ -16,11 +16,11 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/environment.h"
 #include "base/error.h"
 #include "base/log.h"
 
 enum {
-  DEADLINE_SECONDS = 30,
   LONGEST_BEAT_MS = 1000,
   SHORTEST_BEAT_MS = 20,
   MEET_MS = 5000,  /* for one connection */
@@ -315,13 +315,7 @@ static void *keep_watch(void *argument) {
 /* ---- life ----------------------------------------------------------------------------------- */
 
 double oproj_deadline(void) {
-  const char *text = getenv("OPROJ_DEADLINE");
-  if (!text) return DEADLINE_SECONDS;
-  char *end;
-  double seconds = strtod(text, &end);
-  if (end != text && *end == '\0' && seconds >= 0 && seconds <= 1e6) return seconds;
-  oproj_base_log(OPROJ_LOG_WARN, "OPROJ_DEADLINE is \"%s\"; it must be seconds, 0 for none", text);
-  return DEADLINE_SECONDS;
+  return oproj_base_seconds(OPROJ_ENVIRONMENT_DEADLINE);
 }
 
 oproj_status oproj_watch_create(oproj_watch **out, int32_t rank, int32_t size) {
