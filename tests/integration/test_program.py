@@ -674,7 +674,10 @@ def mixed_ranks_case(bench):
              (run, [*run[:-1], "4"], ["word 4", "3", "4"]),
              (run, [*run, "--check"], ["word 5", "--check"]),
              ([*run, "--check"], run, ["word 5", "--check"]),
-             (run, [*run, "--tok"], ["--tok"]), (run, ["walk"], ["walk"]))
+             (run, [*run, "--tok"], ["--tok"]), (run, ["walk"], ["walk"]),
+             (run, ["inspect", folder], ["word 1", "inspect", "run"]),
+             (["inspect", folder], run, ["word 1", "inspect", "run"]),
+             (["inspect", folder], ["split", folder], ["word 1", "split"]))
     for first, second, words in cases:
         command = ["mpirun", "-q", "--allow-run-as-root", "--oversubscribe", "-n", "2",
                    *bench.program.command(first), ":", "-n", "1", *bench.program.command(second)]
@@ -806,10 +809,42 @@ def oproj_run_case(bench):
 
 def environment_case(bench):
     path = bench.path("info.json")
-    done = bench.program.start(["info", "--json", path], environment={"OPROJ_LOG": "a\udcffb"})
-    shown = json.loads(path.read_text())["environment"]["OPROJ_LOG"]
+    done = bench.program.start(["info", "--json", path],
+                               environment={"CUDA_VISIBLE_DEVICES": "a\udcffb"})
+    shown = json.loads(path.read_text())["environment"]["CUDA_VISIBLE_DEVICES"]
     expect(done.returncode == OK and shown == "a\\xffb", f"{shown!r}")
     return shown
+
+
+def variables_case(bench):
+    """A value that a variable cannot have is refused before anything is done, on whichever rank."""
+    folder = bench.one()
+    run = ["run", folder, "--tokens", "3"]
+    wrong = {"OPROJ_LOG": ("junk", "warning", ""), "OPROJ_BIND": ("yes", "2", ""),
+             "OPROJ_DEADLINE": ("soon", "-1", "nan", "1e7", ""), "OPROJ_PUSH": ("on", ""),
+             "OPROJ_TERMINAL": ("2",)}
+    for name, values in wrong.items():
+        for value in values:
+            done = bench.program.start(["inspect", folder], environment={name: value})
+            lines = done.stderr.splitlines()
+            expect(done.returncode == USAGE and len(lines) == 1 and not done.stdout and
+                   f'{name} is "{value}"; it must be ' in lines[0],
+                   f"{name}={value}: exit {done.returncode}, {done.stderr!r}")
+    launch = ["mpirun", "-q", "--allow-run-as-root", "--oversubscribe"]
+    for before in ([*launch, "-x", "OPROJ_LOG=junk", "-n", "3"],
+                   [*launch, "-n", "2", *bench.program.command(run), ":", "-x", "OPROJ_LOG=junk",
+                    "-n", "1"]):
+        done = bench.program.execute([*before, *bench.program.command(run)], 20)
+        lines = own_lines(done.stderr)
+        expect(done.returncode == USAGE and len(lines) == 1 and not done.stdout and
+               'OPROJ_LOG is "junk"' in lines[0], f"exit {done.returncode}, {lines}")
+    for level, count in (("warn", 1), ("error", 0)):
+        done = bench.program.start(run, 4, environment={"OPROJ_LOGS": "1", "OPROJ_TEST_X": "1",
+                                                        "OPROJ_LOG": level})
+        lines = own_lines(done.stderr)
+        expect(done.returncode == OK and len(lines) == count and
+               all("no variable OPROJ_LOGS" in line for line in lines), f"{lines}")
+    return f"{len(wrong)} variables"
 
 
 def size_case(bench):
@@ -1339,7 +1374,8 @@ def all_cases():
                            ("different-ranks", different_ranks_case),
                            ("threads", threads_case), ("oproj-run", oproj_run_case),
                            ("dry-run", dry_run_case), ("other-mpi", other_mpi_case),
-                           ("environment", environment_case), ("size", size_case)):
+                           ("environment", environment_case), ("variables", variables_case),
+                           ("size", size_case)):
         yield f"start-{name}", "start", function
     for name, edit in NOT_FINITE.items():
         yield f"result-not-finite-{name}", "result", bound(not_finite_case, edit)
