@@ -55,8 +55,8 @@ oproj_status oproj_ctx_compare_requests(oproj_comm *comm, const oproj_dims *dims
                                         const oproj_config *config) {
   static const char *const splits[] = {"even", "uneven"};
   static const char *const reduces[] = {"all", "scatter", "vendor", "none"};
-  static const char *const paths[] = {"auto",    "reference", "portable",
-                                      "grouped", "fused",     "library"};
+  static const char *const paths[] = {"auto",  "reference", "portable", "grouped",
+                                      "fused", "library",   "decode"};
   oproj_facts facts = {.count = 0};
   add_versions(&facts);
   add_dims(&facts, dims);
