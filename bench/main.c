@@ -54,7 +54,13 @@ static int run(bench_ranks *ranks, int argc, char **argv) {
   char command[1024];
   int64_t wrong = 0;
   join_words(argc, argv, command, sizeof command);
-  oproj_status status = choose_comm(&ranks->comm, args.comm, args.backend == ARGS_BACKEND_REF);
+  oproj_status status = oproj_comm_agree(ranks->comm, oproj_environment_check(NULL));
+  if (status == OPROJ_ERR_INVALID) {
+    fail(ranks, status);
+    return USAGE;
+  }
+  if (status == OPROJ_OK)
+    status = choose_comm(&ranks->comm, args.comm, args.backend == ARGS_BACKEND_REF);
   if (status == OPROJ_OK)
     status = engine_run(bench_case_find(args.which), &args, ranks, command, &wrong);
   if (status != OPROJ_OK) return fail(ranks, status);

@@ -73,6 +73,17 @@ OPROJ_API const char *oproj_last_error(void);
 OPROJ_API oproj_status oproj_fail(oproj_status status, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
+/* ---- environment ---------------------------------------------------------------------------- */
+
+/* Whether oproj's own variables hold legal values (launch/env.sh lists them).  The library warns of
+ * one that does not and goes on as if it were not set; this is for programs that refuse it.
+ * ERR_INVALID: a sentence about the first such variable; *name, unless NULL, is its name. */
+OPROJ_API oproj_status oproj_environment_check(const char **name);
+
+/* The variables there are whose names begin like oproj's and are none of them, "OPROJ_LOGS,
+ * OPROJ_X", cut to `bytes`; "" for none. */
+OPROJ_API void oproj_environment_unknown(char *names, size_t bytes);
+
 /* ---- the model's dimensions and the plan: pure functions ----------------------------------- */
 
 /* Must hold: all positive; groups divides heads; rope_dim even and <= head_dim; quant_block 32 or
@@ -165,12 +176,14 @@ OPROJ_API oproj_status oproj_comm_same(oproj_comm *comm, const oproj_fact *facts
 
 /* ---- losing a rank -------------------------------------------------------------------------- */
 /* A communicator of several ranks watches them from a thread of its own.  A rank is lost when its
- * process ends, when it has been silent for the deadline (stopped, or its host cut off), or when
- * others have waited for it as long in a collective call.  Every call that needs the other ranks
- * then fails on all of them, those under way included, with ERR_PEER and one sentence that names
- * the rank and where it was.  What these calls were given may be freed; the communicator serves no
- * more and is to be destroyed, and with all processes alive (a rank that was only late) a new one
- * can be made.  Open MPI 4 ends the job when a process dies, so that nobody is left to make one. */
+ * process ends, when it has been silent for the deadline (stopped, or its host cut off), when
+ * others have waited for it as long in a collective call, or their GPUs in a sum that its own has
+ * not begun, or when its GPU has been as long in a sum that all have begun; replays of a captured
+ * forward are watched, too.  Every call that needs the other ranks then fails on all of them, those
+ * under way included, with ERR_PEER and one sentence that names the rank and where it was.  What
+ * these calls were given may be freed; the communicator serves no more and is to be destroyed, and
+ * with all processes alive (a rank that was only late) a new one can be made.  Open MPI 4 ends the
+ * job when a process dies, so that nobody is left to make one. */
 
 /* The deadline of new communicators, in seconds: OPROJ_DEADLINE in the environment, else 30; 0
  * means none.  It also ends the making of a communicator whose ranks do not all come. */

@@ -1,27 +1,29 @@
 # env.sh - the environment of an oproj job, to be sourced by scripts that start one: every variable
 # that oproj reads or that helps it, why, and what it is when nobody sets it.  What is set already
-# stays.  Ranks must agree on those marked *; oproj refuses to start where they do not.
+# stays.  Ranks must agree on those marked *; oproj refuses to start where they do not, and where one
+# of its own holds no value named here.  Of others that begin with OPROJ_ it warns.
 
 # ---- oproj ---------------------------------------------------------------------------------------
 
-# Lines on stderr: error, warn (default), info (placement, paths, phases), debug.
+# Lines on stderr: error, warn (default), info (placement, paths, phases) or debug.
 : "${OPROJ_LOG:=warn}"
 
-# * Seconds that ranks wait for one that is silent or late before they end the job; 0 waits for ever.
+# * Seconds, up to 1e6, that ranks wait for one that is silent or late before they end the job; 0 waits
+# for ever.
 # 30 is more than any pause of a healthy rank and less than a person's patience.
 : "${OPROJ_DEADLINE:=30}"
 
-# * 0 leaves ranks where their launcher has bound them.  Else a rank moves to the CPUs and memory near
+# * 0 leaves ranks where their launcher has bound them.  With 1 a rank moves to the CPUs and memory near
 # its GPU, or, without a GPU, from the one core that mpirun gives one or two ranks to its share.
 : "${OPROJ_BIND:=1}"
 
 # * 1: GPUs of one host write few tokens' sums straight to one another's memory, in one launch,
-# instead of through NCCL.  Off, as it has not run on several GPUs yet.
+# instead of through NCCL.  0 (off), as it has not run on several GPUs yet.
 : "${OPROJ_PUSH:=0}"
 
 export OPROJ_LOG OPROJ_DEADLINE OPROJ_BIND OPROJ_PUSH
 
-# OPROJ_TERMINAL: not set here.  oproj-run sets it to 1 where its own stderr is a terminal, as its
+# OPROJ_TERMINAL: 0 or 1; not set here.  oproj-run sets it to 1 where its own stderr is a terminal, as its
 # ranks see only a pipe; a bar then shows how loading goes.
 
 # ---- threads -------------------------------------------------------------------------------------

@@ -19,21 +19,28 @@ enum {
   ASLEEP_MS = 1500,       /* between ticks: no busy machine makes it that long */
   GRACE_MS = 800,  /* for the main thread to release what it holds; launchers kill after 1 s */
   LOOK_MS = 1000,  /* for all ranks to look at each other before the first of them leaves */
+  FIRST_MS = 20,   /* after a loss: whoever is being killed as well has no time to speak */
+  SECOND_MS = 200, /* after a loss: whether who is to speak was lost as well */
+  SPOKEN_MS = 500, /* who has spoken is still there then */
+  ALONE_MS = 1500, /* or then, where ranks find out by themselves, up to a second apart */
   OTHERS_MS = 5000 /* the launcher ends the others when the speaker has left; mpirun of Open MPI 4
                          crashes where many leave at once */
 };
 
 static struct {
   int32_t rank, size;
-  int64_t tick_ms; /* the guard's own: when it last looked */
+  atomic_llong tick_ms;  /* when the guard last looked */
+  atomic_llong woken_ms; /* when it last found this process to have been stopped; 0: never */
   pthread_mutex_t lock;
   const char *phase; /* NULL: none */
   double deadline;
   int64_t begun_ms;
   int64_t late_ms;      /* when a phase was judged late; 0: none was */
-  bool slept;           /* the guard's own: this process was stopped for a while */
   atomic_llong lost_ms; /* 0: nobody was lost */
-  atomic_bool speaks;   /* written before lost_ms */
+  atomic_bool speaks;   /* written before lost_ms, as are the next two */
+  int32_t lost;
+  char sentence[512];
+  bool looked; /* the guard's own: for a second speaker */
   atomic_bool parked, spoken;
 } guard = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -69,10 +76,22 @@ void guard_hush(void) {
   atomic_store(&guard.spoken, true);
 }
 
+/* Everybody has to come to the same rank. */
+static int32_t speaker_after(int32_t lost) {
+  return lost == 0 ? 1 : 0;
+}
+
+/* A launcher that ends a job wakes those who were stopped; what they find then is no news. */
+static bool just_woken(void) {
+  int64_t now = milliseconds(), woken = atomic_load(&guard.woken_ms);
+  return now - atomic_load(&guard.tick_ms) > ASLEEP_MS || (woken && now - woken < OTHERS_MS);
+}
+
 void guard_lost(void *user, int32_t rank, const char *sentence) {
   (void)user;
-  guard.speaks = guard.rank == (rank == 0 ? 1 : 0);
-  if (guard.speaks) guard_say(sentence);
+  guard.lost = rank;
+  snprintf(guard.sentence, sizeof guard.sentence, "%s", sentence);
+  guard.speaks = guard.rank == speaker_after(rank) && !just_woken();
   atomic_store(&guard.lost_ms, milliseconds());
 }
 
@@ -136,11 +155,29 @@ static void check_phase(void) {
   if (guard.late_ms != 0) end_late_phase(phase, deadline);
 }
 
+/* Several ranks may have been lost at once, who should have spoken among them: the lowest one that
+ * is left does. */
+static void look_for_a_speaker(void) {
+  int32_t speaker = speaker_after(guard.lost), left = 0;
+  guard.looked = true;
+  if (guard.speaks || just_woken() || speaker >= guard.size) return;
+  if (!siblings_all_here(guard.size)) return;
+  sibling *ranks = calloc((size_t)guard.size, sizeof *ranks);
+  if (!ranks) return;
+  siblings_look(ranks, guard.size);
+  while (left < guard.size && (left == guard.lost || ranks[left] != SIBLING_RUNS)) left++;
+  guard.speaks = ranks[speaker] != SIBLING_RUNS && left == guard.rank;
+  free(ranks);
+}
+
 static void check_loss(void) {
   int64_t lost = atomic_load(&guard.lost_ms);
   if (lost == 0) return;
   int64_t since = milliseconds() - lost;
-  bool ready = atomic_load(&guard.parked) || since > GRACE_MS;
+  if (since > SECOND_MS && !guard.looked) look_for_a_speaker();
+  if (since > FIRST_MS && guard.speaks) guard_say(guard.sentence);
+  bool ready = since > (guard.lost == 0 ? ALONE_MS : SPOKEN_MS) &&
+               (since > GRACE_MS || atomic_load(&guard.parked));
   if (guard.speaks ? ready : since > OTHERS_MS) leave();
 }
 
@@ -155,23 +192,25 @@ static void check_interrupt(int64_t *since_ms) {
     *since_ms = milliseconds();
     char after[64];
     snprintf(after, sizeof after, "lost in %s", phase ? phase : "");
-    if (phase && !guard.slept && siblings_all_here(guard.size)) blame(SIBLING_UNSEEN, "", after);
+    if (phase && !atomic_load(&guard.woken_ms) && siblings_all_here(guard.size))
+      blame(SIBLING_UNSEEN, "", after);
   }
   int64_t since = milliseconds() - *since_ms;
-  if (since > GRACE_MS && guard.rank == 0 && !guard.slept) guard_say("interrupted");
+  if (since > GRACE_MS && guard.rank == 0 && !atomic_load(&guard.woken_ms))
+    guard_say("interrupted");
   if (since > INTERRUPTED_MS) leave();
 }
 
 /* A process that was stopped itself has no say in who was late meanwhile, and time begins anew. */
 static void notice_sleep(void) {
   int64_t now = milliseconds();
-  if (now - guard.tick_ms > ASLEEP_MS) {
-    guard.slept = true;
+  if (now - atomic_load(&guard.tick_ms) > ASLEEP_MS) {
+    atomic_store(&guard.woken_ms, now);
     pthread_mutex_lock(&guard.lock);
     guard.begun_ms = now;
     pthread_mutex_unlock(&guard.lock);
   }
-  guard.tick_ms = now;
+  atomic_store(&guard.tick_ms, now);
 }
 
 static void *stand_guard(void *unused) {
@@ -192,7 +231,7 @@ bool guard_start(int32_t rank, int32_t size) {
   sigset_t all, before;
   guard.rank = rank;
   guard.size = size;
-  guard.tick_ms = milliseconds();
+  atomic_store(&guard.tick_ms, milliseconds());
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   int error = pthread_create(&thread, NULL, stand_guard, NULL);

@@ -2,7 +2,9 @@
  * all ranks, when a rank is lost, when a signal asks for it.
  *
  * One sentence is printed for a job, by the lowest rank that is there to print it; then the process
- * leaves with JOB_FAILED, and its launcher ends the other ranks. */
+ * leaves with JOB_FAILED, and its launcher ends the other ranks.  Where several are lost at once it
+ * names one of them; where all are, only the launcher is left to say so.  On several hosts nobody
+ * can see that who should speak was lost as well: then there is no sentence. */
 #ifndef OPROJ_LAUNCH_GUARD_H
 #define OPROJ_LAUNCH_GUARD_H
 

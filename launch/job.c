@@ -24,7 +24,10 @@ static long count_in(const char *variable) {
   return *end == '\0' ? value : -1;
 }
 
-int job_launched_rank(int *size, const char **size_name) {
+/* This process's rank as its launcher (mpirun, srun) has set it in the environment; -1 when it was
+ * started alone.  *size is how many were launched and *size_name the variable that says so; -1 and
+ * NULL: unknown. */
+static int launched_rank(int *size, const char **size_name) {
   /* A rank that lingers in somebody's environment must not make a process started alone wait for
    * others: it counts only with its `size` and with `witness`, where the launcher sets those. */
   static const struct {
@@ -112,15 +115,11 @@ static oproj_status meet(job_state *job, int argc, char **argv) {
   return agree_on_words(job, argc, argv);
 }
 
-oproj_status job_start(job_state *job, bool mpi, int argc, char **argv) {
-  *job = (job_state){.size = 1, .code = JOB_OK, .deadline = oproj_deadline()};
-  int launched, provided;
-  const char *size_name;
-  int rank = job_launched_rank(&launched, &size_name);
-  if (!mpi || rank < 0) return oproj_comm_self(&job->comm);
-  job->rank = rank; /* who speaks until MPI says better */
+static oproj_status start_mpi(job_state *job, int launched, const char *size_name, int argc,
+                              char **argv) {
+  int provided;
   job_catch_interrupts();
-  guard_start(rank, launched > 0 ? launched : 1);
+  guard_start(job->rank, launched > 0 ? launched : 1);
   guard_begin("start", job->deadline);
   if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS)
     return oproj_fail(OPROJ_ERR_COMM, "MPI_Init_thread failed");
@@ -129,6 +128,54 @@ oproj_status job_start(job_state *job, bool mpi, int argc, char **argv) {
   if (status == OPROJ_OK) status = meet(job, argc, argv);
   guard_end();
   return status;
+}
+
+/* `wrong` is what is wrong with the environment's variables, or "".  They are taken out of it, so
+ * that the library need not warn of them as well. */
+static void take_wrong_variables(char *wrong, size_t bytes) {
+  const char *name;
+  wrong[0] = '\0';
+  while (oproj_environment_check(&name) != OPROJ_OK) {
+    if (!*wrong) snprintf(wrong, bytes, "%s", oproj_last_error());
+    unsetenv(name);
+  }
+}
+
+static void warn_of_unknown_variables(void) {
+  char names[256], sentence[320];
+  const char *level = getenv("OPROJ_LOG");
+  oproj_environment_unknown(names, sizeof names);
+  if (!*names || (level && strcmp(level, "error") == 0)) return;
+  snprintf(sentence, sizeof sentence, "warning: oproj knows no variable %s", names);
+  job_say("oproj", sentence);
+}
+
+/* All ranks come to the same verdict on what any of them found. */
+static oproj_status judge_variables(job_state *job, const char *wrong) {
+  oproj_status status =
+      oproj_comm_agree(job->comm, *wrong ? oproj_fail(OPROJ_ERR_INVALID, "%s", wrong) : OPROJ_OK);
+  if (job->rank == 0 && status == OPROJ_OK) warn_of_unknown_variables();
+  if (status != OPROJ_ERR_INVALID) return status;
+  if (job->rank == 0) guard_say(oproj_last_error());
+  job->code = JOB_USAGE;
+  return OPROJ_OK;
+}
+
+oproj_status job_start(job_state *job, bool alone, int argc, char **argv) {
+  char wrong[512];
+  int launched;
+  const char *size_name;
+  take_wrong_variables(wrong, sizeof wrong);
+  *job = (job_state){.size = 1, .code = JOB_OK, .deadline = oproj_deadline()};
+  int rank = launched_rank(&launched, &size_name);
+  oproj_status status;
+  if (rank < 0 || (alone && launched == 1)) {
+    status = oproj_comm_self(&job->comm);
+  } else {
+    job->rank = rank; /* who speaks until MPI says better */
+    status = start_mpi(job, launched, size_name, argc, argv);
+  }
+  return status == OPROJ_OK ? judge_variables(job, wrong) : status;
 }
 
 oproj_status job_choose_comm(job_state *job, int choice, bool on_host) {
@@ -233,6 +280,15 @@ static void stop_mpi(job_state *job, int code) {
   oproj_comm_destroy(job->comm);
   MPI_Finalize();
   guard_end();
+}
+
+oproj_status job_go_alone(job_state *job) {
+  if (!job->mpi) return OPROJ_OK;
+  stop_mpi(job, job->code);
+  job->mpi = false;
+  job->comm = NULL;
+  job->size = 1;
+  return oproj_comm_self(&job->comm);
 }
 
 int job_finish(job_state *job, oproj_status status) {

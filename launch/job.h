@@ -10,11 +10,6 @@
 
 enum { JOB_OK = 0, JOB_CHECK_FAILED = 1, JOB_USAGE = 2, JOB_REFUSED = 3, JOB_FAILED = 4 };
 
-/* This process's rank as its launcher (mpirun, srun) has set it in the environment; -1 when it was
- * started alone.  A rank without what launchers set beside it counts for nothing.  *size is how
- * many were launched and *size_name the variable that says so; -1 and NULL: unknown. */
-int job_launched_rank(int *size, const char **size_name);
-
 typedef struct job_state {
   oproj_comm *comm; /* MPI where a launcher started us, else one rank alone */
   int32_t rank, size;
@@ -24,12 +19,16 @@ typedef struct job_state {
   int output_error; /* errno of the first write to stdout that failed; 0: none has */
 } job_state;
 
-/* COLLECTIVE with `mpi`.  Starts MPI, and the guard (guard.h) first, if that is wanted and a
- * launcher is there.  Refuses ranks whose command lines differ (ERR_INVALID: each would make its
- * own way to another collective call) and a launcher of another MPI (ERR_UNSUPPORTED).  After it
- * all ranks are known to come to the same verdict on their words, so rank 0 alone speaks about
- * them. */
-oproj_status job_start(job_state *job, bool mpi, int argc, char **argv);
+/* COLLECTIVE.  Starts MPI, and the guard (guard.h) first, where a launcher is there; for work that
+ * one process does `alone`, only where there are several.  Refuses ranks whose command lines differ
+ * (ERR_INVALID: each would make its own way to another collective call) and a launcher of another
+ * MPI (ERR_UNSUPPORTED).  After it all ranks are known to come to the same verdict on their words,
+ * so rank 0 alone speaks about them.  A variable of oproj's with a value that it cannot have is
+ * said, and leaves job->code JOB_USAGE: nothing more is to be done then. */
+oproj_status job_start(job_state *job, bool alone, int argc, char **argv);
+
+/* COLLECTIVE.  From here on rank 0 works alone, and the others are to end: MPI has ended. */
+oproj_status job_go_alone(job_state *job);
 
 /* COLLECTIVE.  From here on sums go as --comm says (choose_comm in choose.h).  On error the job is
  * as it was. */

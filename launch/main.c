@@ -12,8 +12,7 @@
 typedef struct command {
   const char *name;
   oproj_status (*run)(job_state *job, int argc, char **argv);
-  bool alone; /* work of one process: under mpirun rank 0 does it, without MPI, so that ranks given
-                 one of these beside ranks given another command are not compared */
+  bool alone; /* work of one process: under mpirun all ranks meet, and then rank 0 does it */
   const char *summary;
 } command;
 
@@ -86,15 +85,14 @@ static void reserve_streams(void) {
 int main(int argc, char **argv) {
   const command *chosen = argc > 1 ? find_command(argv[1]) : NULL;
   bool alone = chosen && chosen->alone;
-  int size;
-  const char *size_name;
-  if (alone && job_launched_rank(&size, &size_name) > 0) return JOB_OK;
   reserve_streams();
   signal(SIGXFSZ, SIG_IGN); /* a file that must not grow is a failed write, too */
   signal(SIGPIPE, SIG_IGN); /* a reader that went away is a failed write, which job_finish tells */
   job_state job;
-  oproj_status status = job_start(&job, !alone, argc, argv);
-  if (status == OPROJ_OK)
+  oproj_status status = job_start(&job, alone, argc, argv);
+  if (status == OPROJ_OK && alone) status = job_go_alone(&job);
+  bool idle = job.code != JOB_OK || (alone && job.rank > 0);
+  if (status == OPROJ_OK && !idle)
     status = chosen ? chosen->run(&job, argc - 1, argv + 1) : without_command(&job, argc, argv);
   return job_finish(&job, status);
 }

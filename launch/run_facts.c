@@ -10,50 +10,75 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-enum { END_BYTES = 4096, TEXT_BYTES = 1 << 20 };
+enum { PIECE_BYTES = 1 << 16, SAMPLE_BYTES = 4096 };
 
-/* Size and last bytes of a file; files that cannot be read are told apart from all others by the
- * reader that needs them. */
-static XXH64_hash_t look_at(const char *path, size_t end_bytes) {
-  int file = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); /* a fifo is not waited for */
+/* A file to be hashed; one that cannot be read is told apart from all others by the reader that
+ * needs it. */
+typedef struct file_hash {
+  int file;
+  int64_t size;
+  XXH3_state_t *state;
+} file_hash;
+
+static file_hash begin_hash(const char *path) {
   struct stat facts = {.st_size = -1};
-  char *end = malloc(end_bytes);
-  ssize_t got = 0;
-  if (file >= 0 && end && fstat(file, &facts) == 0) {
-    off_t begin = facts.st_size > (off_t)end_bytes ? facts.st_size - (off_t)end_bytes : 0;
-    got = pread(file, end, end_bytes, begin);
+  /* A fifo is not waited for. */
+  file_hash h = {.file = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC),
+                 .state = XXH3_createState()};
+  if (h.file < 0 || fstat(h.file, &facts) != 0) facts.st_size = -1;
+  h.size = facts.st_size;
+  if (h.state) XXH3_64bits_reset_withSeed(h.state, (XXH64_hash_t)h.size);
+  return h;
+}
+
+static void add_bytes(file_hash *h, int64_t begin, int64_t end) {
+  char piece[PIECE_BYTES];
+  while (h->state && begin < end) {
+    size_t wanted = end - begin < PIECE_BYTES ? (size_t)(end - begin) : PIECE_BYTES;
+    ssize_t got = pread(h->file, piece, wanted, begin);
+    if (got <= 0) return;
+    XXH3_64bits_update(h->state, piece, (size_t)got);
+    begin += got;
   }
-  XXH64_hash_t hash =
-      XXH3_64bits_withSeed(end, got > 0 ? (size_t)got : 0, (XXH64_hash_t)facts.st_size);
-  free(end);
-  if (file >= 0) close(file);
+}
+
+static XXH64_hash_t end_hash(file_hash *h) {
+  XXH64_hash_t hash = h->state ? XXH3_64bits_digest(h->state) : 0;
+  XXH3_freeState(h->state);
+  if (h->file >= 0) close(h->file);
   return hash;
 }
 
-static int ends_with(const char *text, const char *ending) {
-  size_t length = strlen(text), tail = strlen(ending);
-  return length >= tail && strcmp(text + length - tail, ending) == 0;
+static XXH64_hash_t hash_all(const char *path) {
+  file_hash h = begin_hash(path);
+  add_bytes(&h, 0, h.size);
+  return end_hash(&h);
+}
+
+/* Its size and what it begins with, the header; then the middle and the end. */
+static XXH64_hash_t hash_samples(const char *path) {
+  file_hash h = begin_hash(path);
+  int64_t sample = h.size < SAMPLE_BYTES ? h.size : SAMPLE_BYTES;
+  int64_t begins[] = {0, (h.size - sample) / 2, h.size - sample};
+  for (int i = 0; i < 3; i++) add_bytes(&h, begins[i], begins[i] + sample);
+  return end_hash(&h);
 }
 
 static int is_json(const struct dirent *entry) {
-  return ends_with(entry->d_name, ".json");
+  size_t length = strlen(entry->d_name);
+  return length >= 5 && strcmp(entry->d_name + length - 5, ".json") == 0;
 }
 
-static int is_tensors(const struct dirent *entry) {
-  return ends_with(entry->d_name, ".safetensors");
-}
-
-/* Over the chosen files of a folder, in the order of their names. */
-static XXH64_hash_t look_into(const char *dir, int (*chosen)(const struct dirent *),
-                              size_t end_bytes, int *count) {
+/* Over the JSON files of a folder, in the order of their names. */
+static XXH64_hash_t hash_json(const char *dir, int *count) {
   struct dirent **entries = NULL;
   XXH64_hash_t hash = 0;
-  *count = scandir(dir, &entries, chosen, alphasort);
+  *count = scandir(dir, &entries, is_json, alphasort);
   for (int i = 0; i < *count; i++) {
     char path[4096];
     snprintf(path, sizeof path, "%s/%s", dir, entries[i]->d_name);
-    hash = XXH3_64bits_withSeed(entries[i]->d_name, strlen(entries[i]->d_name), hash) ^
-           look_at(path, end_bytes);
+    hash =
+        XXH3_64bits_withSeed(entries[i]->d_name, strlen(entries[i]->d_name), hash) ^ hash_all(path);
     free(entries[i]);
   }
   free(entries);
@@ -63,24 +88,22 @@ static XXH64_hash_t look_into(const char *dir, int (*chosen)(const struct dirent
 oproj_status run_facts_compare(oproj_comm *comm, const oproj_checkpoint *checkpoint,
                                const char *dir, const char *input) {
   const oproj_model *model = oproj_checkpoint_model(checkpoint);
-  char layers[32], split[32], json[64], files[64] = "its manifest says", in[32] = "none";
+  char layers[32], split[32], json[64], tensors[32], in[32] = "none";
+  uint64_t digest = 0;
   int count;
+  oproj_status status = oproj_comm_agree(comm, oproj_checkpoint_digest(checkpoint, &digest));
+  if (status != OPROJ_OK) return status;
   snprintf(layers, sizeof layers, "%d + %d", model->layers, model->draft_layers);
   snprintf(split, sizeof split, "%d ranks", oproj_checkpoint_split_size(checkpoint));
-  XXH64_hash_t hash = look_into(dir, is_json, TEXT_BYTES, &count);
+  XXH64_hash_t hash = hash_json(dir, &count);
   snprintf(json, sizeof json, "%016llx of %d files", (unsigned long long)hash, count);
-  /* Of a split checkpoint each host may hold only its ranks' files; the manifest, a JSON file, has
-   * the checksums of all. */
-  if (oproj_checkpoint_split_size(checkpoint) == 0) {
-    hash = look_into(dir, is_tensors, END_BYTES, &count);
-    snprintf(files, sizeof files, "%016llx of %d files", (unsigned long long)hash, count);
-  }
-  if (input) snprintf(in, sizeof in, "%016llx", (unsigned long long)look_at(input, END_BYTES));
+  snprintf(tensors, sizeof tensors, "%016llx", (unsigned long long)digest);
+  if (input) snprintf(in, sizeof in, "%016llx", (unsigned long long)hash_samples(input));
   const oproj_fact facts[] = {{"the model", model->model_type},
                               {"the number of layers", layers},
                               {"what the checkpoint was split for", split},
                               {"the checkpoint's config, index or manifest", json},
-                              {"the checkpoint's tensors", files},
+                              {"the checkpoint's tensors", tensors},
                               {"the input", in}};
   return oproj_comm_same(comm, facts, sizeof facts / sizeof facts[0]);
 }

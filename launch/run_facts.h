@@ -6,8 +6,8 @@
 #include "oproj/checkpoint.h"
 
 /* COLLECTIVE.  ERR_INVALID on every rank where ranks see different checkpoints in `dir`, or
- * different files `input` (NULL: none), naming what differs.  Looks at names and sizes, at the JSON
- * files and at the ends of the others, so that it takes no time. */
+ * different files `input` (NULL: none), naming what differs.  Compares oproj_checkpoint_digest, the
+ * JSON files, and the size and three samples of the input; ERR_IO where the first cannot be had. */
 oproj_status run_facts_compare(oproj_comm *comm, const oproj_checkpoint *checkpoint,
                                const char *dir, const char *input);
 

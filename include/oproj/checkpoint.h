@@ -43,6 +43,14 @@ OPROJ_API int32_t oproj_checkpoint_split_size(const oproj_checkpoint *checkpoint
 /* How a split checkpoint's groups were dealt; OPROJ_SPLIT_EVEN for a whole one. */
 OPROJ_API oproj_split oproj_checkpoint_split_kind(const oproj_checkpoint *checkpoint);
 
+/* What tells one checkpoint from another, for ranks to compare: hosts may have other files at one
+ * path.  Of a split checkpoint it covers config.json and, through the manifest's checksums, every
+ * byte.  Of a whole one it covers the name, dtype, shape and place of every WO_A, WO_B and scale,
+ * and 4 KB from the middle of each, which is what can be had without reading them: weights that
+ * were trained on differ there, but a few bytes changed elsewhere do not show.  ERR_IO: unreadable.
+ */
+OPROJ_API oproj_status oproj_checkpoint_digest(const oproj_checkpoint *checkpoint, uint64_t *out);
+
 typedef struct oproj_layer_info {
   char name[32]; /* "layers.7" or "mtp.0": how results are labelled */
   int32_t compress_ratio;
@@ -108,11 +116,12 @@ typedef struct oproj_load_report {
 } oproj_load_report;
 
 /* COLLECTIVE.  Loads layers[0 .. count) in one pass; out[count].  All ranks must ask for the same
- * layers, of copies of one checkpoint.  Either every rank has all layers, or all get the same error
- * and none a layer: errors of oproj_checkpoint_read and oproj_layer_create, ERR_IO where a file has
- * changed its size meanwhile, ERR_INVALID where memory_bytes is too small or progress stopped it.
- * `config` NULL: the defaults; `report` NULL: none.  Two threads of the load's own read and copy to
- * the device; MPI is called from the calling thread alone. */
+ * layers, of copies of one checkpoint (oproj_checkpoint_digest).  Either every rank has all layers,
+ * or all get the same error and none a layer: errors of oproj_checkpoint_read and
+ * oproj_layer_create, ERR_IO where a file has changed its size meanwhile, ERR_INVALID where
+ * memory_bytes is too small or progress stopped it.  `config` NULL: the defaults; `report` NULL:
+ * none.  Two threads of the load's own read and copy to the device; MPI is called from the calling
+ * thread alone. */
 OPROJ_API oproj_status oproj_layers_load(oproj_layer **out, oproj_ctx *ctx,
                                          const oproj_checkpoint *checkpoint, const int32_t *layers,
                                          int32_t count, const oproj_load_config *config,

@@ -4,27 +4,19 @@
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+
+#include "base/environment.h"
 
 static const char *const level_names[] = {"error", "warn", "info", "debug"};
 
 static atomic_int log_rank = -1;
-
-static oproj_base_level chosen_level(void) {
-  const char *word = getenv("OPROJ_LOG");
-  if (word)
-    for (int level = OPROJ_LOG_ERROR; level <= OPROJ_LOG_DEBUG; level++)
-      if (strcmp(word, level_names[level]) == 0) return (oproj_base_level)level;
-  return OPROJ_LOG_WARN;
-}
 
 void oproj_base_log_rank(int rank) {
   atomic_store(&log_rank, rank);
 }
 
 void oproj_base_log(oproj_base_level level, const char *format, ...) {
-  if (level > chosen_level()) return;
+  if ((int)level > oproj_base_word(OPROJ_ENVIRONMENT_LOG)) return;
   char text[1024];
   va_list arguments;
   va_start(arguments, format);

@@ -1,7 +1,7 @@
 /* log.h - one line on stderr for what a user may want to know while it happens.
  *
- * OPROJ_LOG = error | warn | info | debug chooses the level (default warn; an unknown word reads as
- * the default).  Lines look like "oproj[3] info: ..." with the rank once it is known. */
+ * OPROJ_LOG = error | warn | info | debug chooses the level (default warn).  Lines look like
+ * "oproj[3] info: ..." with the rank once it is known. */
 #ifndef OPROJ_BASE_LOG_H
 #define OPROJ_BASE_LOG_H
 

@@ -77,6 +77,10 @@ typedef struct oproj_kernels_out {
 /* Sums over ranks of one host whose devices write to one another's memory (cuda/push.cu). */
 enum { OPROJ_KERNELS_PUSH_RANKS = 16 };
 
+/* Counts of work that waits for other devices, which the device keeps as it begins and ends each,
+ * replays of a graph included (cuda/pulse.c). */
+typedef struct oproj_kernels_pulse oproj_kernels_pulse;
+
 typedef struct oproj_kernels_handle { /* of a mailbox, for another process of this host */
   char bytes[64];
 } oproj_kernels_handle;
@@ -148,9 +152,20 @@ typedef struct oproj_kernels_ops {
   void (*host_destroy)(oproj_kernels *kernels, void *memory); /* NULL is allowed */
 
   /* out[i] = bf16(parts[0][i] + parts[1][i] + ..), added in f32 in that order and rounded once; one
-   * part is copied bit for bit.  parts is bf16 [n, count]; out must not overlap it. */
+   * part is copied bit for bit.  parts is bf16 [n, count]; out must not overlap it.  `waited` is
+   * NULL, or counts as ended what brought the parts: n >= 2 and count > 0 then. */
   oproj_status (*sum_ranks)(oproj_kernels *kernels, const uint16_t *parts, int32_t n, int64_t count,
-                            uint16_t *out, void *stream);
+                            uint16_t *out, oproj_kernels_pulse *waited, void *stream);
+
+  /* The stream counts a piece of work as begun when it comes to pulse_begin, from SM90 on a little
+   * earlier, and as ended when it comes to pulse_end, or to a sum_ranks that does it.  One stream
+   * at a time uses a pulse.  pulse_read is for any thread at any time.  NULL, all five, on the
+   * host. */
+  oproj_status (*pulse_create)(oproj_kernels *kernels, oproj_kernels_pulse **out);
+  void (*pulse_destroy)(oproj_kernels *kernels, oproj_kernels_pulse *pulse); /* NULL is allowed */
+  oproj_status (*pulse_begin)(oproj_kernels *kernels, oproj_kernels_pulse *pulse, void *stream);
+  oproj_status (*pulse_end)(oproj_kernels *kernels, oproj_kernels_pulse *pulse, void *stream);
+  void (*pulse_read)(const oproj_kernels_pulse *pulse, uint64_t *begun, uint64_t *ended);
 
   /* Memory that other processes of this host may open and write to, zeroed.  mailbox_bytes says how
    * much a sum over `size` ranks of up to `capacity` elements needs.  NULL, all seven, where

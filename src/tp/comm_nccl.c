@@ -13,7 +13,10 @@
  * would start a thread for each.  What can wait for a lost rank runs on threads of its own, with a
  * deadline: its birth, and its abort.  The abort comes when the watch over the control
  * communicator has lost a rank, or NCCL itself reports one; it ends the kernels that wait for that
- * rank, and with them the waits of the host. */
+ * rank, and with them the waits of the host.
+ *
+ * What no process and no error of NCCL's shows, a sum that hangs while all processes live, is seen
+ * by the counts of sums that the device itself begins and ends: the watch hears of them. */
 #include <errno.h>
 #include <nccl.h>
 #include <pthread.h>
@@ -44,16 +47,22 @@ typedef struct comm_nccl {
   pthread_mutex_t using; /* held while calls enqueue, so that an abort does not come between */
   bool aborted;          /* no further calls: under `using`, or after its time-out */
   pthread_t aborter;     /* runs or has run, where `aborted` */
+
+  pthread_mutex_t listing; /* of the next two */
+  struct nccl_end *ends;   /* whose sums are counted */
+  uint64_t sums;           /* of ends that are gone */
 } comm_nccl;
 
 typedef struct nccl_end {
   oproj_comm_end head;
+  struct nccl_end *next; /* in the communicator's list */
   const oproj_kernels_ops *ops;
   oproj_kernels *kernels;
   int32_t hidden;
-  void *memory;       /* partial, then gathered */
-  uint16_t *gathered; /* other ranks' partials */
-  oproj_push *push;   /* NULL where the ranks cannot write to one another's memory */
+  void *memory;               /* partial, then gathered */
+  uint16_t *gathered;         /* other ranks' partials */
+  oproj_push *push;           /* NULL where the ranks cannot write to one another's memory */
+  oproj_kernels_pulse *pulse; /* of sums through NCCL: those of `push` have bounds of their own */
 } nccl_end;
 
 static comm_nccl *nccl_of(oproj_comm *comm) {
@@ -113,11 +122,12 @@ static int64_t owned_begin(oproj_reduce mode, int32_t tokens, int32_t hidden, in
   return (int64_t)begin * hidden;
 }
 
+/* Counts the gathering as ended, which saves a launch where latency counts. */
 static oproj_status gather_and_sum(comm_nccl *c, nccl_end *e, int64_t elements,
                                    const uint16_t *partial, uint16_t *y, void *stream) {
   NCCL_TRY(c->nccl,
            ncclAllGather(partial, e->gathered, (size_t)elements, ncclBfloat16, c->nccl, stream));
-  return e->ops->sum_ranks(e->kernels, e->gathered, c->head.size, elements, y, stream);
+  return e->ops->sum_ranks(e->kernels, e->gathered, c->head.size, elements, y, e->pulse, stream);
 }
 
 /* gathered[r] = rank r's partial of this rank's elements. */
@@ -167,24 +177,39 @@ static oproj_status sum_by_owners(comm_nccl *c, nccl_end *e, oproj_reduce mode, 
   int64_t mine = owned_begin(mode, tokens, e->hidden, size, rank + 1) - begin;
   uint16_t *owned = mode == OPROJ_REDUCE_ALL ? y + begin : y;
   NCCL_TRY(c->nccl, exchange(c, e, mode, tokens, partial, stream));
-  if (mine > 0) TRY(e->ops->sum_ranks(e->kernels, e->gathered, size, mine, owned, stream));
+  if (mine > 0) TRY(e->ops->sum_ranks(e->kernels, e->gathered, size, mine, owned, NULL, stream));
   if (mode == OPROJ_REDUCE_ALL) NCCL_TRY(c->nccl, spread(c, e, tokens, y, stream));
   return OPROJ_OK;
+}
+
+static oproj_status vendor_sum(comm_nccl *c, int64_t elements, const uint16_t *partial, uint16_t *y,
+                               void *stream) {
+  NCCL_TRY(c->nccl,
+           ncclAllReduce(partial, y, (size_t)elements, ncclBfloat16, ncclSum, c->nccl, stream));
+  return OPROJ_OK;
+}
+
+/* A sum that NCCL refuses has ended all the same. */
+static oproj_status counted_sum(comm_nccl *c, nccl_end *e, oproj_reduce mode, int32_t tokens,
+                                const uint16_t *partial, uint16_t *y, void *stream) {
+  int64_t elements = (int64_t)tokens * e->hidden;
+  bool few = mode == OPROJ_REDUCE_ALL && elements * 2 <= GATHER_BYTES;
+  TRY(e->ops->pulse_begin(e->kernels, e->pulse, stream));
+  oproj_status status = few ? gather_and_sum(c, e, elements, partial, y, stream)
+                        : mode == OPROJ_REDUCE_VENDOR
+                            ? vendor_sum(c, elements, partial, y, stream)
+                            : sum_by_owners(c, e, mode, tokens, partial, y, stream);
+  if (few && status == OPROJ_OK) return OPROJ_OK;
+  oproj_status end = e->ops->pulse_end(e->kernels, e->pulse, stream);
+  return status == OPROJ_OK ? end : status;
 }
 
 static oproj_status enqueue_sum(comm_nccl *c, nccl_end *e, oproj_reduce mode, int32_t tokens,
                                 const uint16_t *partial, uint16_t *y, int sent, void *stream) {
   int64_t elements = (int64_t)tokens * e->hidden;
-  if (mode == OPROJ_REDUCE_VENDOR) {
-    NCCL_TRY(c->nccl,
-             ncclAllReduce(partial, y, (size_t)elements, ncclBfloat16, ncclSum, c->nccl, stream));
-    return OPROJ_OK;
-  }
   if (oproj_push_takes(e->push, mode, elements))
     return oproj_push_sum(e->push, elements, partial, y, sent, stream);
-  if (mode == OPROJ_REDUCE_ALL && elements * 2 <= GATHER_BYTES)
-    return gather_and_sum(c, e, elements, partial, y, stream);
-  return sum_by_owners(c, e, mode, tokens, partial, y, stream);
+  return counted_sum(c, e, mode, tokens, partial, y, stream);
 }
 
 static oproj_status nccl_reduce_device(oproj_comm *comm, oproj_comm_end *end, oproj_reduce mode,
@@ -220,6 +245,20 @@ static struct timespec from_now(int64_t ms) {
   return at;
 }
 
+/* oproj_watch_helper's. */
+static void count_sums(void *comm, uint64_t *begun, uint64_t *ended) {
+  comm_nccl *c = comm;
+  pthread_mutex_lock(&c->listing);
+  *begun = *ended = c->sums;
+  for (const nccl_end *e = c->ends; e; e = e->next) {
+    uint64_t more_begun, more_ended;
+    e->ops->pulse_read(e->pulse, &more_begun, &more_ended);
+    *begun += more_begun;
+    *ended += more_ended;
+  }
+  pthread_mutex_unlock(&c->listing);
+}
+
 /* oproj_watch_helper's: what NCCL has noticed by itself. */
 static int look_at_nccl(void *comm, char sentence[OPROJ_BOARD_SENTENCE]) {
   comm_nccl *c = comm;
@@ -250,17 +289,40 @@ static void lose_nccl(void *comm) {
 
 /* A communicator that the caller has brought is his to abort. */
 static void watch_nccl(comm_nccl *c) {
-  oproj_watch_help(
-      c->head.watch,
-      &(oproj_watch_helper){.look = look_at_nccl, .lost = c->owned ? lose_nccl : NULL, .user = c});
+  oproj_watch_help(c->head.watch, &(oproj_watch_helper){.count = count_sums,
+                                                        .look = look_at_nccl,
+                                                        .lost = c->owned ? lose_nccl : NULL,
+                                                        .user = c});
 }
 
 /* ---- a context's end ----------------------------------------------------------------------- */
 
+static void list_end(comm_nccl *c, nccl_end *e) {
+  pthread_mutex_lock(&c->listing);
+  e->next = c->ends;
+  c->ends = e;
+  pthread_mutex_unlock(&c->listing);
+}
+
+/* Whatever it has begun counts as ended: nobody will wait for it. */
+static void unlist_end(comm_nccl *c, const nccl_end *e) {
+  uint64_t begun = 0, ended;
+  pthread_mutex_lock(&c->listing);
+  nccl_end **at = &c->ends;
+  while (*at && *at != e) at = &(*at)->next;
+  if (*at) {
+    *at = e->next;
+    e->ops->pulse_read(e->pulse, &begun, &ended);
+  }
+  c->sums += begun;
+  pthread_mutex_unlock(&c->listing);
+}
+
 static void nccl_detach(oproj_comm *comm, oproj_comm_end *end) {
-  (void)comm;
   nccl_end *e = (nccl_end *)end;
+  unlist_end(nccl_of(comm), e);
   oproj_push_close(e->push);
+  e->ops->pulse_destroy(e->kernels, e->pulse);
   if (e->memory) e->ops->buffer_destroy(e->kernels, e->memory);
   free(e);
 }
@@ -287,7 +349,7 @@ static oproj_status allocate_end(const oproj_comm_site *site, int32_t size, nccl
   TRY(site->ops->buffer_create(site->kernels, partial + gathered, &e->memory));
   e->head.partial = e->memory;
   e->gathered = (uint16_t *)((char *)e->memory + partial);
-  return OPROJ_OK;
+  return site->ops->pulse_create(site->kernels, &e->pulse);
 }
 
 /* The first use of each kind of exchange makes NCCL connect the ranks, which takes about a second
@@ -297,10 +359,9 @@ static oproj_status warm(comm_nccl *c, nccl_end *e, int32_t max_tokens) {
   uint16_t *one_token = e->head.partial, probe;
   if (oproj_push_takes(e->push, OPROJ_REDUCE_ALL, e->hidden))
     TRY(oproj_push_sum(e->push, e->hidden, one_token, one_token, 0, NULL));
-  TRY(gather_and_sum(c, e, e->hidden, one_token, one_token, NULL));
+  TRY(counted_sum(c, e, OPROJ_REDUCE_ALL, 1, one_token, one_token, NULL));
   TRY(sum_by_owners(c, e, OPROJ_REDUCE_ALL, 1, one_token, one_token, NULL));
-  NCCL_TRY(c->nccl, ncclAllReduce(one_token, one_token, (size_t)e->hidden, ncclBfloat16, ncclSum,
-                                  c->nccl, NULL));
+  TRY(counted_sum(c, e, OPROJ_REDUCE_VENDOR, 1, one_token, one_token, NULL));
   return e->ops->buffer_read(e->kernels, &probe, one_token, sizeof probe, NULL);
 }
 
@@ -310,7 +371,10 @@ static oproj_status nccl_attach(oproj_comm *comm, const oproj_comm_site *site,
   nccl_end *e = NULL;
   oproj_watch_enter(comm->watch, "warm-up", 0);
   oproj_status status = oproj_comm_agree(comm, allocate_end(site, comm->size, &e));
-  if (status == OPROJ_OK) status = oproj_push_open(&e->push, comm, site);
+  if (status == OPROJ_OK) {
+    list_end(c, e);
+    status = oproj_push_open(&e->push, comm, site);
+  }
   if (status == OPROJ_OK) status = oproj_comm_agree(comm, warm(c, e, site->max_tokens));
   if (status != OPROJ_OK) {
     if (e) nccl_detach(comm, &e->head);
@@ -470,6 +534,7 @@ static void nccl_destroy(oproj_comm *comm) {
   bool ended = end_nccl(c);
   oproj_comm_destroy(c->mpi);
   if (!ended) return;
+  pthread_mutex_destroy(&c->listing);
   pthread_mutex_destroy(&c->using);
   free(c);
 }
@@ -504,6 +569,7 @@ static oproj_status begin(comm_nccl **out, MPI_Comm mpi) {
   c->head.ops = &nccl_ops;
   c->mpi = control;
   pthread_mutex_init(&c->using, NULL);
+  pthread_mutex_init(&c->listing, NULL);
   *out = c;
   return OPROJ_OK;
 }

@@ -259,7 +259,7 @@ oproj_status oproj_ctx_reduce(oproj_ctx *ctx, oproj_status mine, int32_t tokens,
   if (!oproj_ctx_sums(ctx)) {
     if (mine != OPROJ_OK || y == partial) return mine;
     return ctx->ops->sum_ranks(ctx->kernels, partial, 1, (int64_t)tokens * ctx->dims.hidden, y,
-                               stream);
+                               NULL, stream);
   }
   if (ctx->end) return reduce_on_device(ctx, mine, tokens, partial, y, sent, stream);
   if (!ctx->ops->host) return reduce_staged(ctx, mine, tokens, partial, y, stream);

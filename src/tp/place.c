@@ -6,8 +6,8 @@
 #include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
+#include "base/environment.h"
 #include "base/error.h"
 #include "base/log.h"
 
@@ -102,11 +102,6 @@ static int bound_by_default(void) {
   return getenv("OMPI_MCA_orte_bound_at_launch") && !getenv("OMPI_MCA_hwloc_base_binding_policy");
 }
 
-static int may_bind(void) {
-  const char *wanted = getenv("OPROJ_BIND");
-  return !wanted || strcmp(wanted, "0") != 0;
-}
-
 static void take_share(hwloc_topology_t topology, int32_t local_rank, int32_t local_ranks,
                        hwloc_bitmap_t bound, hwloc_bitmap_t share) {
   char cpus[256];
@@ -122,7 +117,7 @@ static void take_share(hwloc_topology_t topology, int32_t local_rank, int32_t lo
 }
 
 void oproj_place_unbind(int32_t local_rank, int32_t local_ranks) {
-  if (!bound_by_default() || !may_bind()) return;
+  if (!bound_by_default() || !oproj_base_word(OPROJ_ENVIRONMENT_BIND)) return;
   hwloc_topology_t topology = load_topology();
   if (!topology) return;
   hwloc_bitmap_t bound = hwloc_bitmap_alloc(), share = hwloc_bitmap_alloc();
@@ -186,7 +181,7 @@ static void bind_near(hwloc_topology_t topology, const char *bus_id, hwloc_bitma
 }
 
 void oproj_place_bind(const char *bus_id) {
-  if (!may_bind()) return;
+  if (!oproj_base_word(OPROJ_ENVIRONMENT_BIND)) return;
   hwloc_topology_t topology = load_topology();
   if (!topology) return;
   hwloc_bitmap_t bound = hwloc_bitmap_alloc(), near = hwloc_bitmap_alloc();

@@ -2,8 +2,8 @@
 #include "tp/push.h"
 
 #include <stdlib.h>
-#include <string.h>
 
+#include "base/environment.h"
 #include "base/error.h"
 #include "base/log.h"
 
@@ -29,8 +29,7 @@ static int64_t capacity_of(const oproj_comm *comm, const oproj_comm_site *site) 
 
 /* NULL, or why this rank cannot take part. */
 static const char *why_not(const oproj_comm *comm, const oproj_comm_site *site) {
-  const char *wish = getenv("OPROJ_PUSH");
-  if (!wish || strcmp(wish, "1") != 0) return "OPROJ_PUSH is not 1";
+  if (!oproj_base_word(OPROJ_ENVIRONMENT_PUSH)) return "OPROJ_PUSH is not 1";
   if (!site->ops->sum_pushed) return "the backend has no memory that others can write to";
   if (comm->size > OPROJ_KERNELS_PUSH_RANKS) return "there are more than 16 ranks";
   if (comm->local_size != comm->size) return "the ranks are on several hosts";

@@ -16,11 +16,11 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/environment.h"
 #include "base/error.h"
 #include "base/log.h"
 
 enum {
-  DEADLINE_SECONDS = 30,
   LONGEST_BEAT_MS = 1000,
   SHORTEST_BEAT_MS = 20,
   MEET_MS = 5000,  /* for one connection */
@@ -36,9 +36,9 @@ struct oproj_watch {
   char sentence[OPROJ_BOARD_SENTENCE];
 
   pthread_mutex_t lock;
-  oproj_board_report mine; /* its step and waiting are the atomics */
+  oproj_board_report mine; /* its step and waiting are the atomics, its sums the thread's */
   int32_t phase_patient, note_patient;
-  oproj_board_rank *board; /* [size]; other ranks than 0 know only rank 0 */
+  oproj_board_rank *board; /* [size]; others than rank 0 know only rank 0, then themselves */
   oproj_link *links;       /* [size]: rank 0 has one to each, others one to rank 0 */
   uint64_t token;
 
@@ -71,11 +71,18 @@ static void send_to_all(oproj_watch *w, const oproj_link_frame *frame, int withi
   for (int32_t r = 0; r < w->size; r++) oproj_link_send(&w->links[r], frame, within_ms);
 }
 
+/* Only rank 0 has a say in who keeps whom waiting on the host. */
+static void hear_myself(oproj_watch *w) {
+  oproj_board_report mine = w->mine;
+  if (w->rank != 0) mine.waiting = 0, mine.patient = 1;
+  oproj_board_hear(&w->board[w->rank], &mine, milliseconds());
+}
+
 static void send_report(oproj_watch *w) {
   w->mine.step = atomic_load(&w->step);
   w->mine.waiting = atomic_load(&w->waiting);
   w->mine.patient = w->phase_patient || w->note_patient;
-  if (w->rank == 0) oproj_board_hear(&w->board[0], &w->mine, milliseconds());
+  hear_myself(w);
   oproj_link_frame frame = {
       .token = w->token, .kind = OPROJ_LINK_REPORT, .rank = w->rank, .report = w->mine};
   send_to_all(w, &frame, 0);
@@ -237,13 +244,32 @@ static void read_links(oproj_watch *w) {
   }
 }
 
+static void count_sums(oproj_watch *w) {
+  uint64_t begun = 0, ended = 0;
+  pthread_mutex_lock(&w->calling);
+  if (w->helper.count) w->helper.count(w->helper.user, &begun, &ended);
+  pthread_mutex_unlock(&w->calling);
+  pthread_mutex_lock(&w->lock);
+  w->mine.sums_begun = begun;
+  w->mine.sums_ended = ended;
+  pthread_mutex_unlock(&w->lock);
+}
+
+/* Under the lock.  What GPUs do is for rank 0 to judge, or for whoever it has left alone. */
+static int32_t judge(oproj_watch *w, char sentence[OPROJ_BOARD_SENTENCE]) {
+  int64_t now = milliseconds(), deadline = oproj_watch_deadline_ms(w);
+  int32_t lost = oproj_board_judge(w->board, w->size, now, deadline, sentence);
+  if (lost >= 0 || (w->rank != 0 && !atomic_load(&w->alone))) return lost;
+  return oproj_board_judge_sums(w->board, w->size, now, deadline, sentence);
+}
+
 static void beat(oproj_watch *w) {
   char sentence[OPROJ_BOARD_SENTENCE];
+  count_sums(w);
   pthread_mutex_lock(&w->lock);
   send_report(w);
   if (atomic_load(&w->lost) >= 0) send_verdict(w); /* a full connection may have dropped it */
-  int32_t lost =
-      oproj_board_judge(w->board, w->size, milliseconds(), oproj_watch_deadline_ms(w), sentence);
+  int32_t lost = judge(w, sentence);
   pthread_mutex_unlock(&w->lock);
   if (lost >= 0) oproj_watch_declare(w, lost, sentence);
 
@@ -289,13 +315,7 @@ static void *keep_watch(void *argument) {
 /* ---- life ----------------------------------------------------------------------------------- */
 
 double oproj_deadline(void) {
-  const char *text = getenv("OPROJ_DEADLINE");
-  if (!text) return DEADLINE_SECONDS;
-  char *end;
-  double seconds = strtod(text, &end);
-  if (end != text && *end == '\0' && seconds >= 0 && seconds <= 1e6) return seconds;
-  oproj_base_log(OPROJ_LOG_WARN, "OPROJ_DEADLINE is \"%s\"; it must be seconds, 0 for none", text);
-  return DEADLINE_SECONDS;
+  return oproj_base_seconds(OPROJ_ENVIRONMENT_DEADLINE);
 }
 
 oproj_status oproj_watch_create(oproj_watch **out, int32_t rank, int32_t size) {

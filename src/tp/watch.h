@@ -56,9 +56,11 @@ int oproj_watch_alone(const oproj_watch *watch);
  * call is under way.  It is called on whichever thread comes to know, and must not call back. */
 void oproj_watch_on_loss(oproj_watch *watch, oproj_loss_fn fn, void *user);
 
-/* The same for the communicator built on top; `look` runs about once a second and may write a
- * sentence about this rank's own trouble: nonzero declares it lost. */
+/* The same for the communicator built on top.  About once a second `count` says how many sums over
+ * ranks this one's device has begun and ended (board.h), and `look` may write a sentence about this
+ * rank's own trouble: nonzero declares it lost.  Each may be NULL. */
 typedef struct oproj_watch_helper {
+  void (*count)(void *user, uint64_t *begun, uint64_t *ended);
   int (*look)(void *user, char sentence[OPROJ_BOARD_SENTENCE]);
   void (*lost)(void *user);
   void *user;

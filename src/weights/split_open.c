@@ -302,6 +302,10 @@ oproj_split oproj_weights_split_kind(const oproj_weights_split *split) {
   return split->kind;
 }
 
+uint64_t oproj_weights_split_identity(const oproj_weights_split *split) {
+  return split->identity;
+}
+
 void oproj_weights_rank_file(int32_t rank, int32_t size, char out[64]) {
   snprintf(out, 64, "rank-%05d-of-%05d.safetensors", rank, size);
 }

@@ -7,6 +7,7 @@
  *   names.c              every tensor name and scale suffix in use: the one list
  *   index.c              which files hold a layer's tensors
  *   checkpoint.c         open, close, what a layer consists of: shapes and dtypes checked
+ *   digest.c             what tells one checkpoint from another
  *   slices.c             a shard's rows and columns, scales as f32
  *   source.h, source.c   where a shard's part of a tensor lies: what the loader of tp, which reads
  *                        by itself, knows of this folder
@@ -170,6 +171,7 @@ oproj_status oproj_weights_split_open(oproj_checkpoint *checkpoint);
 void oproj_weights_split_free(oproj_weights_split *split); /* NULL is allowed */
 int32_t oproj_weights_split_size(const oproj_weights_split *split);
 oproj_split oproj_weights_split_kind(const oproj_weights_split *split);
+uint64_t oproj_weights_split_identity(const oproj_weights_split *split);
 
 /* Finds a rank's part of a tensor of the manifest; it must have the region's extents.  part->tensor
  * and part->file are the rank file's. */

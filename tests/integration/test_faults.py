@@ -22,6 +22,7 @@ import uuid
 from pathlib import Path
 
 DEADLINE_S = 3  # of the runs here
+KILL_AFTER_S = 2.5  # when they are in their first forward
 LIMIT_S = 15
 KINDS = ("kill", "stop", "exit", "abort")
 # name: the call that is struck, in which one, and what the sentence calls the place
@@ -39,6 +40,10 @@ SELECTION = [("kill", "start", 2, 1), ("stop", "start", 2, 1), ("exit", "set-up"
              ("stop", "forward", 2, 0), ("exit", "later forward", 4, 0),
              ("stop", "later forward", 4, 2), ("kill", "shutdown", 2, 1),
              ("stop", "shutdown", 2, 0), ("exit", "shutdown", 2, 1)]
+
+# Two at once, killed from outside or stopped: also those who would have spoken about the other.
+PAIRS = [("kill", 4, (0, 1)), ("kill", 4, (1, 2)), ("stop", 4, (0, 1)), ("stop", 4, (0, 2)),
+         ("kill", 2, (0, 1))]
 
 
 def processes_of(mark):
@@ -69,8 +74,16 @@ class Job:
             "OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
 
-    def run(self, ranks, fault=None, signal_after=None):
-        """(code, seconds, stderr, faults found in what was left behind)"""
+    def process_of(self, rank):
+        wanted = f"OMPI_COMM_WORLD_RANK={rank}".encode()
+        for pid in processes_of(self.mark):
+            if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                return pid
+        raise ProcessLookupError(f"rank {rank} has no process")
+
+    def run(self, ranks, fault=None, meanwhile=None):
+        """(code, seconds, stderr, faults found in what was left behind); `meanwhile` is called with
+        this job and mpirun's process."""
         self.scratch.mkdir()
         command = [self.arguments.mpirun, "-n", str(ranks)]
         for name, value in (fault or {}).items():
@@ -83,10 +96,8 @@ class Job:
                                    stderr=subprocess.PIPE, text=True, start_new_session=True,
                                    errors="replace")
         try:
-            if signal_after:
-                number, delay = signal_after
-                time.sleep(delay)
-                process.send_signal(number)
+            if meanwhile:
+                meanwhile(self, process)
             stderr = process.communicate(timeout=DEADLINE_S + LIMIT_S + 5)[1]
             seconds = time.monotonic() - begin
             return process.returncode, seconds, stderr, self.left_behind(output)
@@ -137,10 +148,41 @@ def check_cell(arguments, workdir, kind, phase, ranks, victim):
     return code, seconds, said[0] if said else "", wrong
 
 
+def check_pair(arguments, workdir, kind, ranks, victims):
+    """Two ranks at once: a survivor names one of them; where none is left, mpirun does."""
+    def kill(job, _):
+        time.sleep(KILL_AFTER_S)
+        for pid in [job.process_of(victim) for victim in victims]:
+            os.kill(pid, signal.SIGKILL)
+
+    fault = {"LD_PRELOAD": str(arguments.fault), "FAULT_CALL": "oproj_forward",
+             "FAULT_RANK": ",".join(map(str, victims)), "FAULT_KIND": kind}
+    if kind == "kill":  # they pause until it is done to them
+        fault |= {"FAULT_KIND": "60", "OPROJ_DEADLINE": "60"}
+    code, seconds, stderr, wrong = Job(arguments, workdir).run(ranks, fault,
+                                                               kill if kind == "kill" else None)
+    said = sentences(stderr)
+    if len(victims) == ranks:
+        said = [line for line in stderr.splitlines() if line.startswith("mpirun noticed")]
+    if code == 0:
+        wrong.append("the job ended with 0")
+    if seconds > LIMIT_S + (DEADLINE_S if kind == "stop" else 0):
+        wrong.append(f"it took {seconds:.1f} s")
+    if len(said) != 1:
+        wrong.append(f"{len(said)} sentences: {said}")
+    elif not any(f"rank {victim} " in said[0] for victim in victims):
+        wrong.append(f"the sentence names none of {victims}: {said[0]}")
+    return code, seconds, said[0] if said else "", wrong
+
+
 def check_signal(arguments, workdir, number, delay):
+    def send(_, process):
+        time.sleep(delay)
+        process.send_signal(number)
+
     code, seconds, stderr, wrong = Job(arguments, workdir).run(
         2, {"LD_PRELOAD": str(arguments.fault), "FAULT_RANK": 1, "FAULT_KIND": "30",
-            "FAULT_CALL": "oproj_forward"} | {"OPROJ_DEADLINE": "60"}, (number, delay))
+            "FAULT_CALL": "oproj_forward"} | {"OPROJ_DEADLINE": "60"}, send)
     said = sentences(stderr)
     if code == 0:
         wrong.append("the job ended with 0")
@@ -184,6 +226,11 @@ def main():
               f"code {code}, {seconds:.1f} s: {said}", flush=True)
         for sentence in wrong:
             print(f"     {sentence}")
+    for kind, n, victims in PAIRS:
+        code, seconds, said, wrong = check_pair(arguments, workdir, kind, n, victims)
+        failed += bool(wrong)
+        print(f"{'FAIL' if wrong else 'ok  '} {kind:5} forward       n={n} ranks {victims}: "
+              f"code {code}, {seconds:.1f} s: {said} {wrong or ''}", flush=True)
     for number in (signal.SIGINT, signal.SIGTERM):
         code, seconds, said, wrong = check_signal(arguments, workdir, number, 2.0)
         failed += bool(wrong)
@@ -191,7 +238,7 @@ def main():
               f"{seconds - 2.0:.1f} s after it: {said} {wrong or ''}", flush=True)
     if arguments.table:
         arguments.table.write_text("\n".join(rows) + "\n")
-    print(f"{failed} of {len(cells) + 3} failed")
+    print(f"{failed} of {len(cells) + len(PAIRS) + 3} failed")
     shutil.rmtree(workdir, ignore_errors=True)
     return 1 if failed else 0
 

@@ -37,6 +37,7 @@ import numpy as np
 
 import evaluate as ev
 import foreign
+from program import CaseFailure, expect, own_lines, stop
 
 RUN_TIMEOUT_S = 60
 REFUSED = 3
@@ -58,15 +59,6 @@ RANKS = {
     "v41-runtime-u8": (4, 6),
 }
 SPLITS = (("v4-release", 2), ("v4-hf-f32", 3), ("v41-release", 6), ("v41-runtime-u8", 1))
-
-
-class CaseFailure(Exception):
-    """One sentence: what differs from what was expected."""
-
-
-def expect(condition, sentence):
-    if not condition:
-        raise CaseFailure(sentence)
 
 
 # ---- running the program ----------------------------------------------------------------------
@@ -103,27 +95,6 @@ class Program:
         return self.start(["run", directory, "--tokens", tokens, "--layers", "all",
                            "--input", input_path, "--output", output, "--comm", "mpi",
                            "--backend", "ref", *extra], ranks)
-
-
-def stop(process):
-    """mpirun ends its ranks when it is asked to end."""
-    process.terminate()
-    try:
-        process.wait(timeout=10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def own_lines(stderr):
-    """The lines that oproj wrote: without mpirun's banners between dashes and its [host:pid]."""
-    lines, in_banner = [], False
-    for line in stderr.splitlines():
-        if re.fullmatch(r"-{20,}", line.strip()):
-            in_banner = not in_banner
-        elif not in_banner and line.strip() and not re.match(r"\[[^\]\s]+:\d+\] ", line):
-            lines.append(line.strip())
-    return lines
 
 
 def expect_success(done):

@@ -17,7 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from test_foreign import CaseFailure, expect, own_lines
+from program import CaseFailure, expect, own_lines
 
 OK, REFUSED = 0, 3
 SECONDS, MEGABYTES = 1.0, 300

@@ -19,9 +19,8 @@ import sys
 import time
 from pathlib import Path
 
-from test_foreign import CaseFailure, expect, own_lines
-from test_program import FAILED, OK, REFUSED, Bench, Program, expect_refusal, fresh, listing
-from test_program import rank_process
+from program import (FAILED, OK, REFUSED, Bench, CaseFailure, Program, expect, expect_refusal,
+                     fresh, listing, own_lines, rank_process)
 
 RANKS = 4
 KILL_LIMIT_S = 15

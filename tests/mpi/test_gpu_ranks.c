@@ -3,12 +3,15 @@
  *
  * Verdicts are agreed before they are asserted, so that every rank leaves a test together. */
 #include <cuda_runtime_api.h>
+#include <dlfcn.h>
 #include <mpi.h>
 #include <nccl.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/num.h"
@@ -511,6 +514,92 @@ START_TEST(a_stopped_rank_ends_the_waits_of_all) {
 }
 END_TEST
 
+/* ---- a GPU that hangs ---------------------------------------------------------------------- */
+
+static bool hold_gathers;
+static atomic_bool holding;
+
+/* A function of the stream's that does not return before a rank counts as lost. */
+static void CUDART_CB hold(void *over) {
+  for (int i = 0; i < 20000 && atomic_load(&holding) && oproj_comm_check(over) == OPROJ_OK; i++)
+    nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+}
+
+static oproj_comm *held_comm;
+
+/* In front of NCCL's: a gathering that this GPU has begun and does not come to. */
+ncclResult_t ncclAllGather(const void *from, void *to, size_t count, ncclDataType_t type,
+                           ncclComm_t of, cudaStream_t stream) {
+  ncclResult_t (*real)(const void *, void *, size_t, ncclDataType_t, ncclComm_t, cudaStream_t);
+  void *found = dlsym(RTLD_NEXT, "ncclAllGather");
+  memcpy(&real, &found, sizeof real);
+  if (hold_gathers) cudaLaunchHostFunc(stream, hold, held_comm);
+  return real(from, to, count, type, of, stream);
+}
+
+static cudaGraphExec_t capture_held(share *s, cudaStream_t stream, bool inside) {
+  cudaGraph_t graph = NULL;
+  cudaGraphExec_t exec = NULL;
+  ALL_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  if (!inside) cudaLaunchHostFunc(stream, hold, held_comm);
+  hold_gathers = inside;
+  oproj_status status = oproj_forward(s->layer, &s->io, stream);
+  hold_gathers = false;
+  ALL_CUDA(cudaStreamEndCapture(stream, &graph));
+  ALL_OK(status);
+  ALL_CUDA(cudaGraphInstantiate(&exec, graph, 0));
+  cudaGraphDestroy(graph);
+  return exec;
+}
+
+/* As many times on all ranks. */
+static cudaError_t replay_for(double seconds, cudaGraphExec_t exec, cudaStream_t stream) {
+  cudaError_t error = cudaSuccess;
+  double begin = MPI_Wtime();
+  do {
+    for (int i = 0; i < REPLAYS && error == cudaSuccess; i++) error = cudaGraphLaunch(exec, stream);
+    if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
+  } while (together_all(error == cudaSuccess && MPI_Wtime() - begin < seconds));
+  return error;
+}
+
+/* All processes live and wait for their GPUs; the last rank's does not come to a sum, or, having
+ * begun it, not to NCCL's part of it.  A graph replays what it captured. */
+START_TEST(a_hanging_gpu_ends_the_waits_of_all) {
+  enum { DEADLINE = 2 };
+  bool inside = _i != 0;
+  const char *push = getenv("OPROJ_PUSH");
+  if (push && strcmp(push, "1") == 0) return; /* its polls have bounds of their own */
+  oproj_dims dims = dims_for_ranks(&data_tiny_v4);
+  data_layer data = data_make(&dims, true, OPROJ_DTYPE_E4M3, OPROJ_DTYPE_E4M3, TOKENS);
+  oproj_comm *over = held_comm = new_comm();
+  share s = open_share(over, &data, OPROJ_REDUCE_ALL);
+  cudaStream_t stream = NULL;
+  ALL_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  cudaGraphExec_t exec = capture_held(&s, stream, inside);
+  oproj_comm_set_deadline(over, DEADLINE);
+  ALL_CUDA(replay_for(2 * DEADLINE, exec, stream));
+  ALL_OK(oproj_comm_check(over));
+  atomic_store(&holding, rank == size - 1);
+  double begin = MPI_Wtime();
+  cudaGraphLaunch(exec, stream);
+  cudaStreamSynchronize(stream); /* how it ends is NCCL's */
+  double seconds = MPI_Wtime() - begin;
+  char words[80];
+  snprintf(words, sizeof words, "rank %d has kept the GPUs of others waiting for", size - 1);
+  oproj_status status = oproj_forward(s.layer, &s.io, stream);
+  ALL_ASSERT(status == OPROJ_ERR_PEER && seconds < DEADLINE + 8 &&
+                 strstr(oproj_last_error(), inside ? "'s GPU has waited for" : words),
+             "after %.1f s, status %d: %s", seconds, (int)status, oproj_last_error());
+  atomic_store(&holding, false);
+  cudaGraphExecDestroy(exec);
+  cudaStreamDestroy(stream);
+  close_share(&s);
+  oproj_comm_destroy(over);
+  data_free(&data);
+}
+END_TEST
+
 /* ---- start --------------------------------------------------------------------------------- */
 
 static TCase *cases(void) {
@@ -524,6 +613,7 @@ static TCase *cases(void) {
     tcase_add_loop_test(tc, graphs_replay_what_eager_calls_give, 0, 2);
     tcase_add_test(tc, ranks_agree_on_every_bit);
     tcase_add_test(tc, callers_communicator_serves);
+    tcase_add_loop_test(tc, a_hanging_gpu_ends_the_waits_of_all, 0, 2);
   } else {
     tcase_add_test(tc, bad_position_is_everybodys);
   }

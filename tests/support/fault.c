@@ -1,6 +1,6 @@
-/* fault.c - preloaded into ranks of oproj: strikes one of them down, or pauses it, inside a call.
+/* fault.c - preloaded into ranks of oproj: strikes some of them down, or pauses them, in a call.
  *
- *   FAULT_RANK   the victim, as Open MPI's mpirun numbers it
+ *   FAULT_RANK   the victims, as Open MPI's mpirun numbers them: "3" or "0,1"
  *   FAULT_KIND   kill | stop | exit | abort | SECONDS (a pause, which the process survives)
  *   FAULT_CALL   the library's or MPI's call: MPI_Init_thread, oproj_ctx_create, oproj_layers_load,
  *                oproj_forward, MPI_Finalize
@@ -34,12 +34,21 @@ static void strike(void) {
   usleep((useconds_t)(strtod(kind, NULL) * 1e6));
 }
 
+static bool is_among(const char *rank, const char *victims) {
+  size_t length = strlen(rank);
+  for (const char *at = victims; at; at = strchr(at, ',')) {
+    at += *at == ',';
+    if (strncmp(at, rank, length) == 0 && (at[length] == '\0' || at[length] == ',')) return true;
+  }
+  return false;
+}
+
 /* Whether this is the call to strike in. */
 static bool is_due(const char *call) {
   static int calls;
-  const char *wanted = getenv("FAULT_CALL"), *victim = getenv("FAULT_RANK"),
+  const char *wanted = getenv("FAULT_CALL"), *victims = getenv("FAULT_RANK"),
              *count = getenv("FAULT_COUNT"), *rank = getenv("OMPI_COMM_WORLD_RANK");
-  if (!wanted || !victim || !rank || strcmp(wanted, call) != 0 || strcmp(victim, rank) != 0)
+  if (!wanted || !victims || !rank || strcmp(wanted, call) != 0 || !is_among(rank, victims))
     return false;
   return ++calls == (count ? atoi(count) : 1);
 }

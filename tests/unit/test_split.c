@@ -270,6 +270,65 @@ START_TEST(refusals) {
 }
 END_TEST
 
+/* ---- digests -------------------------------------------------------------------------------- */
+
+static uint64_t digest_of(const char *name) {
+  uint64_t digest = 0;
+  EXPECT_OK(open_set(name));
+  EXPECT_OK(oproj_checkpoint_digest(set, &digest));
+  return digest;
+}
+
+static void make(const char *name, uint64_t seed, oproj_tensor_names names) {
+  oproj_synth synth = OPROJ_SYNTH_INIT;
+  synth.layers = 2;
+  synth.seed = seed;
+  synth.names = names;
+  EXPECT_OK(oproj_checkpoint_synth(&synth, files_path(dir, name), NULL, NULL));
+}
+
+/* Flips a bit in the middle of a tensor. */
+static void change(const char *name, const char *tensor) {
+  char path[4096];
+  oproj_tensors_file *file;
+  snprintf(path, sizeof path, "%s/%s/model.safetensors", dir, name);
+  EXPECT_OK(oproj_tensors_open(&file, path));
+  const oproj_tensor *t = oproj_tensors_find(file, tensor);
+  ck_assert_ptr_nonnull(t);
+  long at = (long)(t->offset + t->bytes / 2);
+  oproj_tensors_close(file);
+  FILE *raw = fopen(path, "r+b");
+  ck_assert_ptr_nonnull(raw);
+  ck_assert_int_eq(fseek(raw, at, SEEK_SET), 0);
+  int byte = fgetc(raw);
+  ck_assert_int_eq(fseek(raw, at, SEEK_SET), 0);
+  ck_assert_int_ne(fputc(byte ^ 1, raw), EOF);
+  ck_assert_int_eq(fclose(raw), 0);
+}
+
+START_TEST(digests_tell_checkpoints_apart) {
+  make("copy", 0, OPROJ_NAMES_RELEASE);
+  make("seed", 1, OPROJ_NAMES_RELEASE);
+  make("hf", 0, OPROJ_NAMES_HF);
+  uint64_t whole = digest_of("whole");
+  ck_assert_uint_eq(digest_of("copy"), whole);
+  ck_assert_uint_ne(digest_of("seed"), whole);
+  ck_assert_uint_ne(digest_of("hf"), whole);
+  oproj_layer_info info;
+  EXPECT_OK(oproj_checkpoint_layer(source, 1, &info));
+  change("copy", info.wo_b_tensor);
+  ck_assert_uint_ne(digest_of("copy"), whole);
+  change("copy", info.wo_b_tensor);
+  ck_assert_uint_eq(digest_of("copy"), whole);
+  split_as("two", OPROJ_SPLIT_EVEN, 2);
+  split_as("again", OPROJ_SPLIT_EVEN, 2);
+  split_as("four", OPROJ_SPLIT_EVEN, 4);
+  ck_assert_uint_eq(digest_of("two"), digest_of("again"));
+  ck_assert_uint_ne(digest_of("two"), digest_of("four"));
+  ck_assert_uint_ne(digest_of("two"), whole);
+}
+END_TEST
+
 int main(void) {
   Suite *suite = suite_create("split");
   TCase *cases = tcase_create("all");
@@ -284,6 +343,7 @@ int main(void) {
   tcase_add_loop_test(cases, changed_text, 0, sizeof changes / sizeof changes[0]);
   tcase_add_test(cases, stopped_leaves_nothing);
   tcase_add_test(cases, refusals);
+  tcase_add_test(cases, digests_tell_checkpoints_apart);
   suite_add_tcase(suite, cases);
   return run_suite(suite);
 }

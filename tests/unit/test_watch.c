@@ -93,6 +93,75 @@ START_TEST(who_has_left_is_missed_by_those_who_wait) {
 }
 END_TEST
 
+/* ---- sums on GPUs ---------------------------------------------------------------------------- */
+
+/* What a rank's GPU has begun and ended, its host being where it was. */
+static void hear_sums(int32_t rank, uint64_t begun, uint64_t ended, int64_t now) {
+  oproj_board_report report = board[rank].report;
+  report.sums_begun = begun;
+  report.sums_ended = ended;
+  oproj_board_hear(&board[rank], &report, now);
+}
+
+static void hear_all_sums(uint64_t begun, uint64_t ended, int64_t now) {
+  for (int32_t r = 0; r < RANKS; r++) hear_sums(r, begun, ended, now);
+}
+
+static int32_t judge_sums(int64_t now) {
+  return oproj_board_judge_sums(board, RANKS, now, DEADLINE, sentence);
+}
+
+START_TEST(a_sum_that_hangs_is_a_loss_after_the_deadline) {
+  hear_all(1, 0);
+  hear_all_sums(56, 56, 0);
+  for (int64_t now = 100; now <= 1100; now += 250)
+    for (int32_t r = 0; r < RANKS; r++) hear_sums(r, 57, r == 0 ? 57 : 56, now);
+  ck_assert_int_eq(judge_sums(1100), -1); /* since 100 */
+  ck_assert_int_eq(oproj_board_judge_sums(board, RANKS, 1101, 0, sentence), -1);
+  ck_assert_int_eq(judge_sums(1101), 1);
+  ck_assert_str_eq(sentence,
+                   "rank 1's GPU has waited for 1.0 s in a sum over ranks that all have begun; it "
+                   "is in forward of layers.1");
+  ck_assert_int_eq(judge(1101), -1); /* no host waits */
+}
+END_TEST
+
+/* However long there is always some sum under way, and however long there is none. */
+START_TEST(sums_that_go_on_are_no_loss) {
+  hear_all(1, 0);
+  for (int64_t now = 0; now <= 9000; now += 500) {
+    hear_all_sums((uint64_t)now + 1, (uint64_t)now, now);
+    ck_assert_int_eq(judge_sums(now + 499), -1);
+  }
+  hear_all_sums(10000, 10000, 9500);
+  ck_assert_int_eq(judge_sums(90000), -1);
+}
+END_TEST
+
+START_TEST(a_gpu_that_does_not_come_is_missed) {
+  hear_all(1, 0);
+  hear_all_sums(56, 56, 0);
+  for (int64_t now = 100; now <= 1100; now += 250)
+    for (int32_t r = 0; r < RANKS; r++)
+      if (r != 2) hear_sums(r, 57, 56, now);
+  ck_assert_int_eq(judge_sums(1100), -1);
+  ck_assert_int_eq(judge_sums(1101), 2);
+  ck_assert_str_eq(sentence,
+                   "rank 2 has kept the GPUs of others waiting for 1.0 s in a sum over ranks; it "
+                   "is in forward of layers.2");
+  board[2].report.patient = 1; /* its host does something long, and has said so */
+  ck_assert_int_eq(judge_sums(1101), -1);
+  board[2].report.patient = 0;
+  hear(2, 2, 0, 0, 1000); /* or moves on */
+  hear_sums(2, 56, 56, 1000);
+  ck_assert_int_eq(judge_sums(1101), -1);
+  oproj_board_leave(&board[2], 1000);
+  ck_assert_int_eq(judge_sums(2000), -1);
+  ck_assert_int_eq(judge_sums(2001), 2);
+  ck_assert_ptr_nonnull(strstr(sentence, "it left after forward of layers.2"));
+}
+END_TEST
+
 /* ---- the watch ------------------------------------------------------------------------------ */
 
 static oproj_watch *watches[RANKS];
@@ -251,6 +320,46 @@ START_TEST(callers_are_called_once) {
 }
 END_TEST
 
+typedef struct counts {
+  atomic_ullong begun, ended;
+} counts;
+
+static void count(void *user, uint64_t *begun, uint64_t *ended) {
+  counts *c = user;
+  *ended = atomic_load(&c->ended);
+  *begun = atomic_load(&c->begun);
+}
+
+/* Sums go on for longer than the deadline; then one hangs, or a rank begins none. */
+START_TEST(gpus_are_watched) {
+  open_watches(_i != 0, 0.3, -1);
+  counts all[RANKS] = {0};
+  for (int32_t r = 0; r < RANKS; r++) {
+    oproj_watch_enter(watches[r], "forward", 0);
+    oproj_watch_help(watches[r], &(oproj_watch_helper){.count = count, .user = &all[r]});
+  }
+  for (int sum = 1; sum <= 100; sum++) {
+    for (int32_t r = 0; r < RANKS; r++) {
+      atomic_store(&all[r].begun, (unsigned)sum);
+      atomic_store(&all[r].ended, (unsigned)sum - 1);
+    }
+    rest(6);
+  }
+  ck_assert(nobody_lost());
+  for (int32_t r = 0; r < RANKS; r++) atomic_store(&all[r].ended, 100);
+  rest(500);
+  ck_assert(nobody_lost());
+  int32_t missing = _i == 0 ? -1 : _i == 1 ? 0 : 3;
+  for (int32_t r = 0; r < RANKS; r++)
+    if (r != missing) atomic_store(&all[r].begun, 101);
+  char words[80];
+  snprintf(words, sizeof words, "rank %d has kept the GPUs of others waiting for 0.3 s", missing);
+  expect_loss(-1, missing < 0 ? "'s GPU has waited for 0." : words);
+  for (int32_t r = 0; r < RANKS; r++) oproj_watch_help(watches[r], NULL);
+  close_watches();
+}
+END_TEST
+
 /* Many phases at once from all ranks: frames neither tear nor pile up. */
 static void *hurry(void *argument) {
   oproj_watch *watch = argument;
@@ -307,11 +416,15 @@ int main(void) {
   tcase_add_test(rules, being_late_is_a_loss_where_others_wait);
   tcase_add_test(rules, patience_and_progress_are_no_loss);
   tcase_add_test(rules, who_has_left_is_missed_by_those_who_wait);
+  tcase_add_test(rules, a_sum_that_hangs_is_a_loss_after_the_deadline);
+  tcase_add_test(rules, sums_that_go_on_are_no_loss);
+  tcase_add_test(rules, a_gpu_that_does_not_come_is_missed);
   tcase_add_loop_test(tc, ranks_that_live_are_left_alone, 0, 2);
   tcase_add_loop_test(tc, a_process_that_ends_is_missed_at_once, 0, 2);
   tcase_add_loop_test(tc, a_silent_rank_is_missed_at_the_deadline, 0, 2);
   tcase_add_test(tc, a_rank_that_keeps_others_waiting_is_told);
   tcase_add_test(tc, callers_are_called_once);
+  tcase_add_loop_test(tc, gpus_are_watched, 0, 3);
   tcase_add_loop_test(tc, ranks_report_while_they_work, 0, 2);
   tcase_add_test(tc, nobody_to_meet_is_an_error);
   tcase_add_test(tc, the_environment_sets_the_deadline);

@@ -6,6 +6,7 @@
  *   ranks.c           what several ranks need of a GPU: its name, pinned memory, their sum
  *   reduce.cu         that sum's kernel
  *   push.cu           that sum where ranks write to one another's memory
+ *   pulse.c, pulse.cu counts of what the device waits for, to be seen while it hangs
  *   versions.c        which CUDA this is
  *   range.h           the stages' names for profilers
  *   input.cu          inverse RoPE, block quantisation, of the input and of z
@@ -242,6 +243,26 @@ void cuda_weights_destroy(oproj_kernels_weights *weights);
 /* Makes new device copies, so graphs captured with the former adapter must be captured again. */
 oproj_status cuda_adapter_set(oproj_kernels_weights *weights, const oproj_adapter *adapter);
 
+/* ---- pulse.c, pulse.cu ---------------------------------------------------------------------- */
+
+/* count++, and shown = count; a count of NULL is none. */
+typedef struct cuda_beat {
+  uint64_t *count;   /* device memory */
+  uint64_t *shown;   /* the device's address of host memory */
+  int32_t dependent; /* launch while the kernel before still runs; capability 9.0 or newer */
+} cuda_beat;
+
+cudaError_t cuda_launch_beat(const cuda_beat *beat, cudaStream_t stream);
+
+/* What a kernel needs to end the work that `pulse` (NULL: none) has begun. */
+cuda_beat cuda_describe_end(const oproj_kernels_pulse *pulse);
+
+oproj_status cuda_pulse_create(oproj_kernels *kernels, oproj_kernels_pulse **out);
+void cuda_pulse_destroy(oproj_kernels *kernels, oproj_kernels_pulse *pulse);
+oproj_status cuda_pulse_begin(oproj_kernels *kernels, oproj_kernels_pulse *pulse, void *stream);
+oproj_status cuda_pulse_end(oproj_kernels *kernels, oproj_kernels_pulse *pulse, void *stream);
+void cuda_pulse_read(const oproj_kernels_pulse *pulse, uint64_t *begun, uint64_t *ended);
+
 /* ---- ranks.c, reduce.cu --------------------------------------------------------------------- */
 
 /* The second stream, as kernels.h describes fork and join. */
@@ -256,6 +277,7 @@ typedef struct cuda_sum {
   int32_t n;
   int64_t count;
   uint16_t *out;
+  cuda_beat waited; /* for the parts: has ended when the kernel starts */
 } cuda_sum;
 
 cudaError_t cuda_launch_sum(const cuda_sum *sum, cudaStream_t stream);
@@ -305,7 +327,7 @@ oproj_status cuda_sum_pushed(oproj_kernels *kernels, const oproj_kernels_push *p
 oproj_status cuda_host_create(oproj_kernels *kernels, size_t bytes, void **out);
 void cuda_host_destroy(oproj_kernels *kernels, void *memory);
 oproj_status cuda_sum_ranks(oproj_kernels *kernels, const uint16_t *parts, int32_t n, int64_t count,
-                            uint16_t *out, void *stream);
+                            uint16_t *out, oproj_kernels_pulse *waited, void *stream);
 oproj_status cuda_make_nan(oproj_kernels *kernels, uint16_t *values, int64_t count, void *stream);
 
 #ifdef __cplusplus

@@ -102,7 +102,7 @@ oproj_status cuda_join(oproj_kernels *k, void *stream) {
 /* ---- sums ---------------------------------------------------------------------------------- */
 
 oproj_status cuda_sum_ranks(oproj_kernels *k, const uint16_t *parts, int32_t n, int64_t count,
-                            uint16_t *out, void *stream) {
+                            uint16_t *out, oproj_kernels_pulse *waited, void *stream) {
   CUDA_TRY(cudaSetDevice(k->device));
   if (count == 0) return OPROJ_OK;
   if (n == 1) {
@@ -110,7 +110,8 @@ oproj_status cuda_sum_ranks(oproj_kernels *k, const uint16_t *parts, int32_t n, 
         cudaMemcpyAsync(out, parts, (size_t)count * sizeof *out, cudaMemcpyDeviceToDevice, stream));
     return OPROJ_OK;
   }
-  cuda_sum sum = {.parts = parts, .n = n, .count = count, .out = out};
+  cuda_sum sum = {
+      .parts = parts, .n = n, .count = count, .out = out, .waited = cuda_describe_end(waited)};
   CUDA_TRY(cuda_launch_sum(&sum, stream));
   return OPROJ_OK;
 }

@@ -4,7 +4,7 @@
  * neither on the grid nor on which rank adds.  Grid: x over elements, a block takes THREADS runs of
  * 8 elements; the wide kernel reads 16 bytes of every part per thread, the narrow one serves counts
  * and addresses that do not allow it.  Bound: bytes, 2 (n + 1) count. */
-#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/pulse.cuh"
 
 namespace {
 
@@ -24,10 +24,15 @@ __device__ __forceinline__ uint32_t round_two(float low, float high) {
   return oproj_bf16_from_f32(low) | static_cast<uint32_t>(oproj_bf16_from_f32(high)) << 16;
 }
 
+__device__ __forceinline__ void end_wait(const cuda_sum &p) {
+  if (p.waited.count && blockIdx.x == 0 && threadIdx.x == 0) beat(p.waited);
+}
+
 /* -0 is what leaves every first addend as it is, -0 included. */
 __global__ void __launch_bounds__(THREADS) sum_wide_kernel(cuda_sum p) {
   int64_t run = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
   int64_t runs = p.count / RUN;
+  end_wait(p);
   if (run >= runs) return;
   const uint4 *parts = reinterpret_cast<const uint4 *>(p.parts) + run;
   float sums[RUN];
@@ -42,6 +47,7 @@ __global__ void __launch_bounds__(THREADS) sum_wide_kernel(cuda_sum p) {
 
 __global__ void __launch_bounds__(THREADS) sum_narrow_kernel(cuda_sum p) {
   int64_t first = static_cast<int64_t>(blockIdx.x) * THREADS * RUN + threadIdx.x;
+  end_wait(p);
   for (int r = 0; r < RUN; r++) {
     int64_t i = first + r * THREADS;
     if (i >= p.count) return;

@@ -9,6 +9,8 @@ set(OPROJ_CUDA_SOURCES
     kernels/cuda/input.cu
     kernels/cuda/project.cu
     kernels/cuda/project_small.cu
+    kernels/cuda/pulse.c
+    kernels/cuda/pulse.cu
     kernels/cuda/push.cu
     kernels/cuda/ranks.c
     kernels/cuda/reduce.cu
