@@ -10,6 +10,7 @@ enum {
   ROPE_DIM = 64,
   /* Slots of weights per block at which measurements on an H200 change their mind
    * (bench/README.md). */
+  FEW_SLOTS = 8,
   SHORT_SLOTS = 16,
   MIDDLE_SLOTS = 24,
   LONG_SLOTS = 48
@@ -27,12 +28,12 @@ static int32_t window_of(int32_t slots) {
 
 /* Shared memory holds the input of a block's part of WO_A beside the rings. */
 static int32_t most_tokens(int32_t a_slots) {
-  enum { FEW_SLOTS = 8 };
   return a_slots <= FEW_SLOTS ? OPROJ_KERNELS_DECODE_TOKENS : OPROJ_KERNELS_DECODE_TOKENS / 2;
 }
 
 /* Beyond, every block's receiving all of z costs more than launches do. */
 static int32_t fastest_tokens(int32_t slots) {
+  if (slots <= FEW_SLOTS) return OPROJ_KERNELS_DECODE_TOKENS;
   return slots <= MIDDLE_SLOTS ? 16 : slots <= LONG_SLOTS ? 8 : 4;
 }
 
