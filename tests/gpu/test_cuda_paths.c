@@ -297,13 +297,15 @@ static void enqueue_round(const rounds *s) {
     EXPECT_OK(oproj_forward(s->r.layers[call_layer[i]], &s->batches[i].io, s->stream));
 }
 
-/* `count` rounds, each of them looked at: through a graph, or eager where there is none. */
-static void run_rounds(const rounds *s, cudaGraphExec_t graph, int count, const char *what) {
+/* `count` rounds, each of them looked at: through two graphs in turn, or eager where there are
+ * none. */
+static void run_rounds(const rounds *s, const cudaGraphExec_t *graphs, int count,
+                       const char *what) {
   for (int done = 0; done < count;) {
     int slots = count - done < SLOTS ? count - done : SLOTS;
     for (int slot = 0; slot < slots; slot++) {
-      if (graph)
-        CUDA_OK(cudaGraphLaunch(graph, s->stream));
+      if (graphs)
+        CUDA_OK(cudaGraphLaunch(graphs[slot % 2], s->stream));
       else
         enqueue_round(s);
       CUDA_OK(cudaMemcpyAsync(s->host + (size_t)slot * s->y_count, s->y, s->y_count * sizeof *s->y,
@@ -325,7 +327,8 @@ static void run_rounds(const rounds *s, cudaGraphExec_t graph, int count, const 
   }
 }
 
-/* 10^5 replays in all on the paths whose kernels start early. */
+/* 10^5 replays in all on the paths whose kernels start early, or as many times that as the
+ * environment asks for. */
 static const struct {
   oproj_path path;
   const char *name;
@@ -343,12 +346,17 @@ static const struct {
                 {OPROJ_PATH_LIBRARY, "library", 770, 1001, 128, 500}};
 enum { REPLAYED = sizeof replayed / sizeof replayed[0] };
 
+static int replays_of(int row) {
+  const char *times = getenv("OPROJ_TEST_REPLAYS");
+  return replayed[row].replays * (times ? atoi(times) : 1);
+}
+
 START_TEST(replays_do_not_drift) {
   enum { EAGER = 200, SHORT_ROUNDS = 4 };
   int row = _i / 2;
   if (!run_has(replayed[row].path)) return;
   int32_t many = replayed[row].many;
-  int replays = test_is_short() ? SHORT_ROUNDS : replayed[row].replays;
+  int replays = test_is_short() ? SHORT_ROUNDS : replays_of(row);
   uint32_t flags = _i % 2 ? OPROJ_EARLY_TRIGGER : 0;
   oproj_dims dims = run_recipes[0];
   dims.quant_block = replayed[row].block;
@@ -359,16 +367,18 @@ START_TEST(replays_do_not_drift) {
   snprintf(what, sizeof what, "%s, eager, early %d", replayed[row].name, (int)flags);
   run_rounds(&s, NULL, test_is_short() ? SHORT_ROUNDS : EAGER, what);
 
-  cudaGraph_t graph;
-  cudaGraphExec_t exec;
-  CUDA_OK(cudaStreamBeginCapture(s.stream, cudaStreamCaptureModeThreadLocal));
-  enqueue_round(&s);
-  CUDA_OK(cudaStreamEndCapture(s.stream, &graph));
-  CUDA_OK(cudaGraphInstantiate(&exec, graph, 0));
+  cudaGraphExec_t graphs[2];
+  for (int i = 0; i < 2; i++) {
+    cudaGraph_t graph;
+    CUDA_OK(cudaStreamBeginCapture(s.stream, cudaStreamCaptureModeThreadLocal));
+    enqueue_round(&s);
+    CUDA_OK(cudaStreamEndCapture(s.stream, &graph));
+    CUDA_OK(cudaGraphInstantiate(&graphs[i], graph, 0));
+    CUDA_OK(cudaGraphDestroy(graph));
+  }
   snprintf(what, sizeof what, "%s, replayed, early %d", replayed[row].name, (int)flags);
-  run_rounds(&s, exec, replays, what);
-  CUDA_OK(cudaGraphExecDestroy(exec));
-  CUDA_OK(cudaGraphDestroy(graph));
+  run_rounds(&s, graphs, replays, what);
+  for (int i = 0; i < 2; i++) CUDA_OK(cudaGraphExecDestroy(graphs[i]));
   close_rounds(&s);
   data_free(&data[0]);
   data_free(&data[1]);
