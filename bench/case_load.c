@@ -40,7 +40,7 @@ static oproj_status open_case(bench_rig *rig) {
     status = oproj_checkpoint_layer_bytes(checkpoint, i, shard, &one);
     mine += one;
   }
-  if (status == OPROJ_OK && is_whole())
+  if (status == OPROJ_OK)
     status = load_set_open(&set, rig->ranks, rig->args->dir, checkpoint, shard);
   status = oproj_comm_agree(rig->ranks->comm, status);
   if (status == OPROJ_OK) bytes = (double)ranks_sum(rig->ranks, mine);

@@ -88,6 +88,7 @@ oproj_status load_set_open(load_set *set, const bench_ranks *ranks, const char *
   *set = (load_set){.ranks = ranks};
   int64_t most = DIRECT_BYTES;
   oproj_status status = open_files(set, dir);
+  if (oproj_checkpoint_split_size(checkpoint) > 0) return status;
   if (status == OPROJ_OK) status = find_weights(set, checkpoint, shard);
   for (int32_t i = 0; i < set->weight_count; i++)
     if (part_bytes(&set->weights[i]) > most) most = part_bytes(&set->weights[i]);

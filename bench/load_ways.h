@@ -25,7 +25,8 @@ typedef struct load_set {
   uint8_t *memory; /* this rank's part of the largest weight */
 } load_set;
 
-/* Finds the weights of a whole checkpoint's layers.  A zeroed set may be closed. */
+/* Opens the folder's files and finds the weights of a whole checkpoint's layers; of a split one
+ * there are none to find.  A zeroed set may be closed. */
 oproj_status load_set_open(load_set *set, const bench_ranks *ranks, const char *dir,
                            const oproj_checkpoint *checkpoint, const oproj_shard *shard);
 void load_set_close(load_set *set);

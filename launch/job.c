@@ -200,10 +200,11 @@ static void note_interrupt(int number) {
   interrupted = 1;
   signal(SIGINT, SIG_DFL);
   signal(SIGTERM, SIG_DFL);
+  signal(SIGHUP, SIG_DFL);
 }
 
 void job_catch_interrupts(void) {
-  static const int signals[] = {SIGINT, SIGTERM};
+  static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
   for (size_t i = 0; i < sizeof signals / sizeof signals[0]; i++) {
     struct sigaction action = {.sa_handler = note_interrupt, .sa_flags = SA_RESTART}, former;
     sigemptyset(&action.sa_mask);

@@ -49,8 +49,8 @@ void job_flush(job_state *job);
 /* "who: sentence" as one line on stderr; control bytes, from paths, become '?'. */
 void job_say(const char *who, const char *sentence);
 
-/* From here on the first SIGINT or SIGTERM only makes job_interrupted true, for the work to stop
- * where it leaves nothing behind; a second one ends the process.  job_finish then says so. */
+/* From here on the first SIGINT, SIGTERM or SIGHUP only makes job_interrupted true, for the work to
+ * stop where it leaves nothing behind; a second one ends the process.  job_finish then says so. */
 void job_catch_interrupts(void);
 bool job_interrupted(void);
 

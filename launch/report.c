@@ -65,7 +65,7 @@ int report_bytes(void *progress, int64_t done_bytes, int64_t total_bytes) {
 
 void report_step(const char *what, int32_t step, int32_t steps) {
   if (!report_on_terminal()) return;
-  fprintf(stderr, "\r%s %d of %d%s", what, step, steps, step >= steps ? "\n" : "");
+  fprintf(stderr, "%s %d of %d\r%s", what, step, steps, step >= steps ? "\n" : "");
   fflush(stderr);
 }
 

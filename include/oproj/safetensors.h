@@ -33,7 +33,7 @@ typedef struct oproj_tensor {
 typedef struct oproj_tensors_file oproj_tensors_file;
 
 /* Opens a file and checks its whole header.  ERR_IO, naming the file and the tensor or field: not
- * readable, shorter than its header says, a header above 100 MB or malformed, a duplicate name,
+ * readable, shorter than its header says, a header above 32 MiB or malformed, a duplicate name,
  * tensors that overlap or leave bytes between or behind them unused. */
 OPROJ_API oproj_status oproj_tensors_open(oproj_tensors_file **out, const char *path);
 OPROJ_API void oproj_tensors_close(oproj_tensors_file *file); /* NULL is allowed */

@@ -62,7 +62,7 @@ oproj_status oproj_load_plan_make(oproj_load_plan *plan, const oproj_checkpoint 
                                   const oproj_shard *shard, const int32_t *layers, int32_t count,
                                   int64_t memory_bytes);
 
-/* Equal on ranks whose plans belong together; never negative. */
+/* Equal on ranks whose plans belong together, by the tensors' names and shapes; never negative. */
 int32_t oproj_load_plan_mark(const oproj_load_plan *plan);
 
 /* Deals rows in rounds for chunks of that size, the least that ranks of one mark have. */

@@ -141,8 +141,10 @@ int32_t oproj_load_plan_mark(const oproj_load_plan *plan) {
       for (int which = 0; which < OPROJ_WEIGHTS_PARTS; which++) {
         const oproj_load_part *part = &plan->layers[k].matrix[matrix].part[which];
         const int64_t words[] = {part->source.region.rows, part->row_bytes, is_dealt(part)};
+        const char *name = part->source.tensor ? part->source.tensor->name : "";
         for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
           mark = (mark ^ (uint64_t)words[i]) * 1099511628211u;
+        for (; *name; name++) mark = (mark ^ (uint64_t)(unsigned char)*name) * 1099511628211u;
       }
   return (int32_t)((mark ^ mark >> 32) & INT32_MAX);
 }

@@ -6,14 +6,18 @@
  * opened, and all of our tensors in them count, so that a second copy never goes unnoticed. */
 #include <dirent.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "weights/json.h"
+#include "weights/safetensors.h"
 #include "weights/weights.h"
 
-enum { MAX_INDEX_BYTES = 256 << 20 };
+/* Several times what the largest released checkpoints have; more would take seconds and hundreds of
+ * megabytes on every rank. */
+enum { MAX_INDEX_BYTES = 48 << 20, MAX_HEADERS_BYTES = 80 << 20 };
 
 static oproj_status add(oproj_weights_index *index, const char *file) {
   if (index->count == index->room) {
@@ -103,6 +107,7 @@ static oproj_status list_folder(const char *dir, oproj_weights_index *out) {
 }
 
 static oproj_status open_files(oproj_checkpoint *checkpoint, const oproj_weights_index *index) {
+  int64_t headers = 0;
   checkpoint->files = calloc(index->count + 1, sizeof *checkpoint->files);
   REQUIRE(checkpoint->files, OPROJ_ERR_NOMEM, "%s: no memory for %zu files", checkpoint->dir,
           index->count);
@@ -112,7 +117,13 @@ static oproj_status open_files(oproj_checkpoint *checkpoint, const oproj_weights
     oproj_status status = oproj_tensors_open(&checkpoint->files[i], path);
     free(path);
     TRY(status);
+    headers += oproj_weights_header_bytes(checkpoint->files[i]);
     checkpoint->file_count++;
+    REQUIRE(headers <= MAX_HEADERS_BYTES, OPROJ_ERR_IO,
+            "%s: the headers of the first %zu files have %" PRId64
+            " bytes together; at most %d are "
+            "read",
+            checkpoint->dir, i + 1, headers, MAX_HEADERS_BYTES);
   }
   return OPROJ_OK;
 }

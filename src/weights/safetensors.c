@@ -16,7 +16,7 @@
 #include "weights/safetensors.h"
 #include "weights/source.h"
 
-enum { LENGTH_BYTES = 8, MAX_HEADER_BYTES = 100000000 };
+enum { LENGTH_BYTES = 8, MAX_HEADER_BYTES = 32 << 20, MAX_NAME_BYTES = 512, MAX_DTYPE_BYTES = 32 };
 static const size_t max_read_bytes = (size_t)1 << 30; /* one pread moves at most 2 GB */
 
 /* Some dtypes are smaller than a byte; a tensor as a whole is not. */
@@ -34,7 +34,8 @@ struct oproj_tensors_file {
   char *path;
   int descriptor;
   int64_t data_begin, file_bytes;
-  json_t *header; /* owns the names and the metadata */
+  json_t *metadata; /* NULL: none */
+  char *words;      /* of the tensors: their names and dtypes */
   oproj_tensor *tensors;
   int32_t count;
 };
@@ -109,9 +110,15 @@ static oproj_status parse_tensor(const oproj_tensors_file *file, const char *nam
   const char *path = file->path;
   memset(out, 0, sizeof *out);
   out->name = name;
+  REQUIRE(strlen(name) <= MAX_NAME_BYTES, OPROJ_ERR_IO,
+          "%s: a tensor's name has %zu bytes; at most %d are read", path, strlen(name),
+          MAX_NAME_BYTES);
   REQUIRE(json_is_object(entry), OPROJ_ERR_IO, "%s: tensor %s is not an object", path, name);
   out->dtype = json_string_value(json_object_get(entry, "dtype"));
   REQUIRE(out->dtype, OPROJ_ERR_IO, "%s: tensor %s: dtype is missing or no string", path, name);
+  REQUIRE(strlen(out->dtype) <= MAX_DTYPE_BYTES, OPROJ_ERR_IO,
+          "%s: tensor %s: dtype has %zu bytes; at most %d are read", path, name, strlen(out->dtype),
+          MAX_DTYPE_BYTES);
   TRY(parse_shape(path, json_object_get(entry, "shape"), out));
   const json_t *offsets = json_object_get(entry, "data_offsets");
   const json_t *first = json_array_get(offsets, 0), *last = json_array_get(offsets, 1);
@@ -167,15 +174,35 @@ static oproj_status check_metadata(const oproj_tensors_file *file, json_t *metad
   return OPROJ_OK;
 }
 
-static oproj_status parse_header(oproj_tensors_file *file) {
+/* Copies what the tensors' words point to: parsed text takes several times the memory. */
+static oproj_status keep_words(oproj_tensors_file *file) {
+  size_t bytes = 1;
+  for (int32_t i = 0; i < file->count; i++)
+    bytes += strlen(file->tensors[i].name) + strlen(file->tensors[i].dtype) + 2;
+  char *to = file->words = malloc(bytes);
+  REQUIRE(to, OPROJ_ERR_NOMEM, "%s: no memory for the names of %d tensors", file->path,
+          file->count);
+  for (int32_t i = 0; i < file->count; i++) {
+    const char **words[] = {&file->tensors[i].name, &file->tensors[i].dtype};
+    for (int k = 0; k < 2; k++) {
+      size_t length = strlen(*words[k]) + 1;
+      *words[k] = memcpy(to, *words[k], length);
+      to += length;
+    }
+  }
+  return OPROJ_OK;
+}
+
+static oproj_status parse_header(oproj_tensors_file *file, json_t *header) {
   const char *name;
   json_t *entry;
-  file->tensors = calloc(json_object_size(file->header) + 1, sizeof *file->tensors);
+  file->tensors = calloc(json_object_size(header) + 1, sizeof *file->tensors);
   REQUIRE(file->tensors, OPROJ_ERR_NOMEM, "%s: no memory for %zu tensors", file->path,
-          json_object_size(file->header));
-  json_object_foreach(file->header, name, entry) {
+          json_object_size(header));
+  json_object_foreach(header, name, entry) {
     if (strcmp(name, "__metadata__") == 0) {
       TRY(check_metadata(file, entry));
+      file->metadata = json_incref(entry);
       continue;
     }
     TRY(parse_tensor(file, name, entry, &file->tensors[file->count]));
@@ -183,7 +210,7 @@ static oproj_status parse_header(oproj_tensors_file *file) {
   }
   TRY(check_layout(file));
   if (file->count > 1) qsort(file->tensors, (size_t)file->count, sizeof(oproj_tensor), by_name);
-  return OPROJ_OK;
+  return keep_words(file);
 }
 
 /* The header's length, from the first LENGTH_BYTES of the file. */
@@ -205,9 +232,12 @@ static oproj_status read_length(const oproj_tensors_file *file, const uint8_t *i
 }
 
 static oproj_status take_header(oproj_tensors_file *file, const void *text, int64_t bytes) {
+  json_t *header = NULL;
   file->data_begin = LENGTH_BYTES + bytes;
-  TRY(oproj_weights_json_parse(file->path, text, (size_t)bytes, &file->header));
-  return parse_header(file);
+  TRY(oproj_weights_json_parse(file->path, text, (size_t)bytes, &header));
+  oproj_status status = parse_header(file, header);
+  json_decref(header);
+  return status;
 }
 
 static oproj_status load_header(oproj_tensors_file *file) {
@@ -276,7 +306,8 @@ oproj_status oproj_weights_tensors_check(const char *path, const uint8_t *image,
 void oproj_tensors_close(oproj_tensors_file *file) {
   if (!file) return;
   free(file->tensors);
-  json_decref(file->header);
+  free(file->words);
+  json_decref(file->metadata);
   if (file->descriptor >= 0) close(file->descriptor);
   free(file->path);
   free(file);
@@ -301,7 +332,7 @@ const oproj_tensor *oproj_tensors_find(const oproj_tensors_file *file, const cha
 }
 
 const char *oproj_tensors_metadata(const oproj_tensors_file *file, const char *key) {
-  return json_string_value(json_object_get(json_object_get(file->header, "__metadata__"), key));
+  return json_string_value(json_object_get(file->metadata, key));
 }
 
 oproj_status oproj_tensors_read(const oproj_tensors_file *file, const oproj_tensor *tensor,
@@ -311,6 +342,10 @@ oproj_status oproj_tensors_read(const oproj_tensors_file *file, const oproj_tens
           "%s: tensor %s has %" PRId64 " bytes; %" PRId64 " at %" PRId64 " were asked for",
           file->path, tensor->name, tensor->bytes, bytes, begin);
   return read_at(file->path, file->descriptor, tensor->offset + begin, bytes, out);
+}
+
+int64_t oproj_weights_header_bytes(const oproj_tensors_file *file) {
+  return file->data_begin;
 }
 
 oproj_status oproj_weights_check_size(const oproj_tensors_file *file) {

@@ -19,4 +19,7 @@ bool oproj_weights_tensor_bytes(const oproj_tensor *tensor, int64_t *out);
 /* What oproj_tensors_open says of a file with these bytes. */
 oproj_status oproj_weights_tensors_check(const char *path, const uint8_t *image, size_t bytes);
 
+/* Of an open file, its length word included. */
+int64_t oproj_weights_header_bytes(const oproj_tensors_file *file);
+
 #endif /* OPROJ_WEIGHTS_SAFETENSORS_H */

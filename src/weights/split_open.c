@@ -19,7 +19,7 @@
 #include "weights/safetensors.h"
 #include "weights/weights.h"
 
-enum { MAX_MANIFEST_BYTES = 256 << 20, HEX_DIGITS = 16 };
+enum { MAX_MANIFEST_BYTES = 48 << 20, HEX_DIGITS = 16 };
 
 struct oproj_weights_split {
   int32_t size;

@@ -316,6 +316,13 @@ START_TEST(ranks_must_want_the_same) {
   ALL_ASSERT(right, "status %d: %s", (int)status, oproj_last_error());
   for (int i = 0; i < 2; i++) oproj_layer_destroy(layers[i]);
 
+  mine[1] = rank == size - 1 ? 2 : 0; /* of the same shapes and dtypes */
+  status = oproj_layers_load(layers, ctx, whole, mine, 2, NULL, NULL);
+  right = size == 1 ? status == OPROJ_OK
+                    : status == OPROJ_ERR_INVALID && strstr(oproj_last_error(), "different layers");
+  ALL_ASSERT(right, "status %d: %s", (int)status, oproj_last_error());
+  for (int i = 0; i < 2; i++) oproj_layer_destroy(layers[i]);
+
   /* Nothing of a split set is dealt. */
   mine[1] = 0;
   status = oproj_layers_load(layers, ctx, rank == size - 1 ? split : whole, mine, 2, NULL, NULL);

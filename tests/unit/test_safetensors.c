@@ -94,7 +94,7 @@ START_TEST(header_lengths) {
   files_write(dir, "f", "\3\0\0\0\0\0\0\0{}", 10);
   EXPECT_FAIL(oproj_tensors_open(&file, path), OPROJ_ERR_IO, "header of 3 bytes");
   files_write(dir, "f", "\377\377\377\377\377\377\377\377{}", 10);
-  EXPECT_FAIL(oproj_tensors_open(&file, path), OPROJ_ERR_IO, "at most 100000000");
+  EXPECT_FAIL(oproj_tensors_open(&file, path), OPROJ_ERR_IO, "at most 33554432");
   EXPECT_FAIL(oproj_tensors_open(&file, dir), OPROJ_ERR_IO, "not a regular file");
 }
 END_TEST
