@@ -387,10 +387,13 @@ typedef struct oproj_io {
 
 /* COLLECTIVE.  The whole layer.  With "cuda" it enqueues on `stream` (a cudaStream_t), large calls
  * of several ranks also on a stream of the context's that `stream` then waits for, and returns: no
- * allocation, no host synchronisation, safe to capture in a CUDA graph.  With "ref" stream is
- * NULL and y is complete on return.
+ * allocation, no host synchronisation, safe to capture in a CUDA graph.  (Where ranks sum over MPI
+ * the host takes part: then it waits, and cannot be captured.)  With "ref" stream is NULL and y is
+ * complete on return.
  * A token whose input holds a NaN or an infinity gets NaN in all of y; no other token changes.
- * ERR_INVALID: a field of io is out of its range, a position outside the table included.
+ * ERR_INVALID: a field of io is out of its range.  So is a position outside the table, which
+ * "cuda" can only find once it runs: the token's y is NaN, and a later call of this context that
+ * finds the report (oproj_buffer_read after the call does) returns the error, once, undone.
  * Calls of one context must be ordered among themselves, on one stream or by events.  On
  * OPROJ_PATH_DECODE a call's blocks wait for one another, all resident: calls of two contexts that
  * run at the same time on one GPU may keep each other from that.  They then give up after about two

@@ -1,5 +1,5 @@
 /* test_cuda_models.c - the chain that a context chooses, at the dimensions of the released models
- * and one rank's share of them, for every small token count. */
+ * and one rank's share of them: which kernel and tile runs depends on those. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,13 +8,18 @@
 #include "gpu/cuda_rig.h"
 #include "gpu/cuda_run.h"
 
-enum { MOST_TOKENS = 64 };
+enum { FEW_TOKENS = 64, MANY_TOKENS = 1025, MOST_TOKENS = 8192 };
 
 static const oproj_dims models[] = {{7168, 128, 512, 64, 16, 1024, 128},
                                     {4096, 64, 512, 64, 8, 1024, 128},
                                     {5120, 64, 512, 64, 8, 1024, 32}};
 static const int32_t sizes[] = {1, 2, 4, 8, 16};
-enum { MODELS = sizeof models / sizeof models[0], SIZES = sizeof sizes / sizeof sizes[0] };
+static const int32_t many[] = {65, 100, 127, 128, 129, 200, 257, 385, 500, 769, 1024, 1025};
+enum {
+  MODELS = sizeof models / sizeof models[0],
+  SIZES = sizeof sizes / sizeof sizes[0],
+  MANY = sizeof many / sizeof many[0]
+};
 
 /* Rank 0's share of `size` as a model of its own; positions and table stay the whole one's. */
 static data_layer take_share(const data_layer *whole, int32_t size) {
@@ -49,41 +54,73 @@ static double difference(const uint16_t *found, const uint16_t *wanted, size_t c
   return sqrt(error / norm);
 }
 
-/* Against the portable kernels, whose sums are FP32's.  A path called fast lies within 4e-3 of
- * double precision and they within 1.7e-3, so both within the root of the squares' sum. */
-static void check_share(const data_layer *share) {
+/* A context of the path that is chosen and one of the portable kernels. */
+typedef struct pair {
+  run chosen, portable;
+  batch a, b;
+  const data_layer *share;
+} pair;
+
+static pair open_pair(const data_layer *share, int32_t most) {
+  pair p = {.chosen = run_open("cuda", OPROJ_PATH_AUTO, most, share, 1),
+            .portable = run_open("cuda", OPROJ_PATH_PORTABLE, most, share, 1),
+            .share = share};
+  p.a = batch_open(&p.chosen, share, 0, most, 0);
+  p.b = batch_open(&p.portable, share, 0, most, 0);
+  return p;
+}
+
+static void close_pair(pair *p) {
+  batch_close(&p->chosen, &p->a);
+  batch_close(&p->portable, &p->b);
+  run_close(&p->chosen);
+  run_close(&p->portable);
+}
+
+/* The portable kernels' sums are FP32's.  A path called fast lies within 4e-3 of double precision
+ * and they within 1.7e-3, so both within the root of the squares' sum. */
+static void check_tokens(pair *p, int32_t tokens) {
   const double most = 4.4e-3;
-  run chosen = run_open("cuda", OPROJ_PATH_AUTO, MOST_TOKENS, share, 1);
-  run portable = run_open("cuda", OPROJ_PATH_PORTABLE, MOST_TOKENS, share, 1);
-  batch a = batch_open(&chosen, share, 0, MOST_TOKENS, 0);
-  batch b = batch_open(&portable, share, 0, MOST_TOKENS, 0);
-  for (int32_t tokens = 1; tokens <= MOST_TOKENS; tokens += test_is_short() ? 15 : 1) {
-    batch_set_tokens(&a, share, tokens);
-    batch_set_tokens(&b, share, tokens);
-    uint16_t *found = run_forward(&chosen, 0, &a), *again = run_forward(&chosen, 0, &a);
-    uint16_t *wanted = run_forward(&portable, 0, &b);
-    double off = difference(found, wanted, a.y_count);
-    ck_assert_msg(off <= most, "hidden %d, %d groups, %d tokens: y is off by %g",
-                  share->dims.hidden, share->dims.groups, tokens, off);
-    expect_same("y again", again, found, a.y_count);
-    free(found);
-    free(again);
-    free(wanted);
-  }
-  batch_close(&chosen, &a);
-  batch_close(&portable, &b);
-  run_close(&chosen);
-  run_close(&portable);
+  batch_set_tokens(&p->a, p->share, tokens);
+  batch_set_tokens(&p->b, p->share, tokens);
+  uint16_t *found = run_forward(&p->chosen, 0, &p->a), *again = run_forward(&p->chosen, 0, &p->a);
+  uint16_t *wanted = run_forward(&p->portable, 0, &p->b);
+  double off = difference(found, wanted, p->a.y_count);
+  ck_assert_msg(off <= most, "hidden %d, %d groups, %d tokens: y is off by %g",
+                p->share->dims.hidden, p->share->dims.groups, tokens, off);
+  expect_same("y again", again, found, p->a.y_count);
+  free(found);
+  free(again);
+  free(wanted);
 }
 
 START_TEST(shares_match_the_portable_kernels) {
-  data_layer whole = data_make(&models[_i], false, OPROJ_DTYPE_E4M3, OPROJ_DTYPE_E4M3, MOST_TOKENS);
+  data_layer whole = data_make(&models[_i], false, OPROJ_DTYPE_E4M3, OPROJ_DTYPE_E4M3, MANY_TOKENS);
   for (int i = 0; i < SIZES && sizes[i] <= models[_i].groups; i++) {
     data_layer share = take_share(&whole, sizes[i]);
-    check_share(&share);
+    pair p = open_pair(&share, MANY_TOKENS);
+    for (int32_t tokens = 1; tokens <= FEW_TOKENS; tokens += test_is_short() ? 15 : 1)
+      check_tokens(&p, tokens);
+    for (int k = 0; k < MANY; k += test_is_short() ? 4 : 1) check_tokens(&p, many[k]);
+    close_pair(&p);
     free_share(&share);
   }
   data_free(&whole);
+}
+END_TEST
+
+/* An eighth of each model, whose inputs take no gigabyte. */
+START_TEST(most_tokens_match_too) {
+  static const int32_t counts[] = {2048, 8191, MOST_TOKENS};
+  oproj_dims dims = models[_i];
+  if (test_is_short()) return;
+  dims.heads /= 8;
+  dims.groups /= 8;
+  data_layer share = data_make(&dims, false, OPROJ_DTYPE_E4M3, OPROJ_DTYPE_E4M3, MOST_TOKENS);
+  pair p = open_pair(&share, MOST_TOKENS);
+  for (size_t k = 0; k < sizeof counts / sizeof counts[0]; k++) check_tokens(&p, counts[k]);
+  close_pair(&p);
+  data_free(&share);
 }
 END_TEST
 
@@ -91,5 +128,6 @@ int main(void) {
   Suite *suite = suite_create("cuda_models");
   TCase *tests = tcase_create("models");
   tcase_add_loop_test(tests, shares_match_the_portable_kernels, 0, MODELS);
+  tcase_add_loop_test(tests, most_tokens_match_too, 0, MODELS);
   return run_gpu_suite(suite, tests);
 }

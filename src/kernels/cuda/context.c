@@ -140,6 +140,7 @@ static oproj_status open_on_device(oproj_kernels *k) {
   if (k->capability == 90) CUDA_TRY(sm90_probe(&k->no_native));
   if (k->capability == 90 && !k->no_native) {
     CUDA_TRY(sm90_query_capacity(k->sm90_capacity));
+    CUDA_TRY(sm90_project_load(k->config.dims.quant_block));
     if (k->config.max_tokens > SM90_MAX_TOKENS)
       CUDA_TRY(sm90_prefill_load(k->config.dims.quant_block));
   }

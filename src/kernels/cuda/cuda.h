@@ -13,8 +13,8 @@
  *   project.cu        both projections for many tokens: tensor cores, f32 sums
  *   project_small.cu  the same for up to CUDA_SMALL_TOKENS tokens: bound by the weights' bytes
  *   adapter.cu        the low-rank addition to WO_A
- *   sm90.h, sm90_*    SM90's own kernels for both projections: few tokens, the input's quantiser
- *                     fused in front where that pays; many tokens (sm90_prefill*)
+ *   sm90.h, sm90_*    SM90's own kernels for both projections: few tokens, on request with the
+ *                     input's quantiser fused in front; many tokens (sm90_prefill*)
  *   sm90_decode*      SM90: the whole chain of a few tokens in one launch
  *   cublaslt*         projections of large batches, V4's blocks, through cuBLASLt
  *   device.cuh        what the kernels share

@@ -106,6 +106,10 @@ cudaError_t sm90_probe(int32_t *no_native);
 /* How many blocks of clusters of 1, 2 and 4 the current device holds at once. */
 cudaError_t sm90_query_capacity(int32_t capacity[CUDA_CLUSTER_SIZES]);
 
+/* Loads the code of every variant for such blocks: which ones a call takes depends on what else
+ * serves it, so that a warm-up over token counts may miss some. */
+cudaError_t sm90_project_load(int32_t block);
+
 /* Bytes of shared memory that a block of this product takes with `stages` ring slots. */
 size_t sm90_shared_bytes(const sm90_product *product);
 

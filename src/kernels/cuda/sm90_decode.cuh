@@ -517,7 +517,7 @@ struct Decode {
     return true;
   }
 
-  /* ---- warps 9 to 12 ----------------------------------------------------------------------- */
+  /* ---- warps 9 to 15 ----------------------------------------------------------------------- */
 
   static __device__ void empty_other_epoch(const sm90_decode &p, int epoch, const uint4 &control,
                                            int worker) {

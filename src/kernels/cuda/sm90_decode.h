@@ -55,7 +55,7 @@ typedef struct sm90_decode {
 
 /* What a context keeps for it. */
 typedef struct sm90_decode_state {
-  oproj_kernels_decode shape; /* blocks 0: it cannot serve this context */
+  oproj_kernels_decode shape;
   decode_exchange exchange;
 } sm90_decode_state;
 

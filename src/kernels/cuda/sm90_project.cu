@@ -40,6 +40,24 @@ cudaError_t launch_fused(const sm90_product &p, cudaStream_t stream) {
   return launch_variant<N, 32, true>(p, stream);
 }
 
+template <int N, int BLOCK, bool FUSED>
+cudaError_t load_variant() {
+  return allow_shared_memory(project_kernel<N, BLOCK, FUSED>, SM90_SHARED_BYTES);
+}
+
+template <int BLOCK>
+cudaError_t load_block() {
+  cudaError_t (*const loads[])() = {load_variant<8, BLOCK, false>,   load_variant<16, BLOCK, false>,
+                                    load_variant<32, BLOCK, false>,  load_variant<64, BLOCK, false>,
+                                    load_variant<128, BLOCK, false>, load_variant<8, BLOCK, true>,
+                                    load_variant<16, BLOCK, true>,   load_variant<32, BLOCK, true>};
+  for (auto load : loads) {
+    cudaError_t error = load();
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
 /* Code for another target, or made from PTX without SM90's own features, has an empty body. */
 __global__ void probe_kernel(int *found) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -84,6 +102,10 @@ extern "C" cudaError_t sm90_query_capacity(int32_t capacity[CUDA_CLUSTER_SIZES])
     capacity[i] = clusters << i;
   }
   return error;
+}
+
+extern "C" cudaError_t sm90_project_load(int32_t block) {
+  return block == 128 ? load_block<128>() : load_block<32>();
 }
 
 extern "C" size_t sm90_shared_bytes(const sm90_product *p) {
