@@ -119,6 +119,9 @@ static oproj_status open_files(oproj_checkpoint *checkpoint, const oproj_weights
     TRY(status);
     headers += oproj_weights_header_bytes(checkpoint->files[i]);
     checkpoint->file_count++;
+    REQUIRE(!oproj_tensors_metadata(checkpoint->files[i], OPROJ_WEIGHTS_RANK_KEY), OPROJ_ERR_IO,
+            "%s: is one rank's part of a split checkpoint, whose manifest is missing",
+            oproj_tensors_path(checkpoint->files[i]));
     REQUIRE(headers <= MAX_HEADERS_BYTES, OPROJ_ERR_IO,
             "%s: the headers of the first %zu files have %" PRId64
             " bytes together; at most %d are "

@@ -285,14 +285,11 @@ def parse_arguments(description):
     return parser.parse_args()
 
 
-def run_cases(description, all_cases):
-    """Runs (name, group, function of the bench): one line each; exit status 0 = all passed."""
-    options = parse_arguments(description)
-    options.workdir.mkdir(parents=True, exist_ok=True)
-    bench = Bench(Program(options.oproj, options.oproj_run), options.workdir)
-    cases = [c for c in all_cases if options.only in (None, c[0], c[1])]
+def run_on(bench, all_cases, only):
+    """Those called `only`, or all where that is None; the number that failed."""
+    cases = [c for c in all_cases if only in (None, c[0], c[1])]
     if not cases:
-        sys.exit(f"no case or group is called {options.only}")
+        sys.exit(f"no case or group is called {only}")
     failed = 0
     for name, _, function in cases:
         try:
@@ -300,6 +297,15 @@ def run_cases(description, all_cases):
         except (CaseFailure, ValueError, OSError) as failure:
             failed += 1
             print(f"FAIL {name}: {failure}", flush=True)
-    fresh(options.workdir / "large")
     print(f"{len(cases) - failed} of {len(cases)} passed")
+    return failed
+
+
+def run_cases(description, all_cases):
+    """Runs (name, group, function of the bench): one line each; exit status 0 = all passed."""
+    options = parse_arguments(description)
+    options.workdir.mkdir(parents=True, exist_ok=True)
+    bench = Bench(Program(options.oproj, options.oproj_run), options.workdir)
+    failed = run_on(bench, all_cases, options.only)
+    fresh(options.workdir / "large")
     sys.exit(1 if failed else 0)

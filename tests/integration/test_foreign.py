@@ -37,7 +37,7 @@ import numpy as np
 
 import evaluate as ev
 import foreign
-from program import CaseFailure, expect, own_lines, stop
+from program import CaseFailure, expect, own_lines, run_on, stop
 
 RUN_TIMEOUT_S = 60
 REFUSED = 3
@@ -352,18 +352,7 @@ def main():
     options = parse_arguments()
     options.workdir.mkdir(parents=True, exist_ok=True)
     bench = Bench(Program(options.oproj, options.mpirun), options.workdir)
-    cases = [c for c in all_cases() if options.only in (None, c[0], c[1])]
-    if not cases:
-        sys.exit(f"no case or checkpoint is called {options.only}")
-    failed = 0
-    for name, _, function in cases:
-        try:
-            print(f"ok   {name}: {function(bench)}", flush=True)
-        except (CaseFailure, ValueError, OSError) as failure:
-            failed += 1
-            print(f"FAIL {name}: {failure}", flush=True)
-    print(f"{len(cases) - failed} of {len(cases)} passed")
-    sys.exit(1 if failed else 0)
+    sys.exit(1 if run_on(bench, all_cases(), options.only) else 0)
 
 
 if __name__ == "__main__":

@@ -232,11 +232,7 @@ int main(int argc, char **argv) {
   }
   size = oproj_comm_size(comm);
   rank = oproj_comm_rank(comm);
-  SRunner *runner = srunner_create(chunks_suite());
-  srunner_set_fork_status(runner, CK_NOFORK); /* MPI does not survive a fork */
-  srunner_run_all(runner, rank == 0 ? CK_NORMAL : CK_SILENT);
-  int failed = srunner_ntests_failed(runner) != 0;
-  srunner_free(runner);
+  int failed = together_run(chunks_suite(), rank);
   oproj_comm_destroy(comm);
   MPI_Finalize();
   return failed;

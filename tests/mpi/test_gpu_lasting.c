@@ -21,7 +21,7 @@
 #include "tp/comm.h"
 #include "tp/push.h"
 
-enum { SKIPPED = 77, MOST_TOKENS = 64, DEADLINE_S = 2 };
+enum { MOST_TOKENS = 64, DEADLINE_S = 2 };
 
 /* What every path of few tokens takes, as little of it as goes. */
 static const oproj_dims dims = {.hidden = 640,
@@ -332,11 +332,7 @@ static int run_cases(void) {
   tcase_add_loop_test(tc, a_paused_rank_ends_the_forward_of_the_others, 0,
                       kind == OVER_MPI ? 1 : 2);
   suite_add_tcase(suite, tc);
-  SRunner *runner = srunner_create(suite);
-  srunner_set_fork_status(runner, CK_NOFORK); /* neither MPI nor CUDA survives a fork */
-  srunner_run_all(runner, rank == 0 ? CK_NORMAL : CK_SILENT);
-  int failed = srunner_ntests_failed(runner);
-  srunner_free(runner);
+  int failed = together_run(suite, rank);
   return failed ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 
@@ -356,16 +352,8 @@ int main(int argc, char **argv) {
   MPI_Comm_size(MPI_COMM_WORLD, &size);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   if (kind == OVER_PUSH) setenv("OPROJ_PUSH", "1", 1);
-  const char *required = getenv("OPROJ_REQUIRE_GPU"), *missing = oproj_backend_missing("cuda");
-  int wanted = kind == OVER_NCCL ? size : 1;
-  if (missing || oproj_device_count() < wanted) {
-    if (rank == 0)
-      fprintf(stderr, "not enough GPUs: %d, wanted %d%s%s\n", oproj_device_count(), wanted,
-              missing ? ": " : "", missing ? missing : "");
-    code = required && strcmp(required, "1") == 0 ? EXIT_FAILURE : SKIPPED;
-  } else {
-    code = run_cases();
-  }
+  code = together_lack_of_gpus(rank, kind == OVER_NCCL ? size : 1);
+  if (code == 0) code = run_cases();
   MPI_Finalize();
   return code;
 }

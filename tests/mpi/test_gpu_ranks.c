@@ -20,7 +20,7 @@
 #include "support/expect.h"
 #include "support/together.h"
 
-enum { SKIPPED = 77, TOKENS = 13, REPLAYS = 100 };
+enum { TOKENS = 13, REPLAYS = 100 };
 
 static oproj_comm *comm;    /* the one under test */
 static oproj_comm *control; /* MPI's, for agreements */
@@ -634,11 +634,7 @@ static int run_cases(void) {
   TCase *tc = cases();
   tcase_set_timeout(tc, 0);
   suite_add_tcase(suite, tc);
-  SRunner *runner = srunner_create(suite);
-  srunner_set_fork_status(runner, CK_NOFORK); /* neither MPI nor CUDA survives a fork */
-  srunner_run_all(runner, rank == 0 ? CK_NORMAL : CK_SILENT);
-  int failed = srunner_ntests_failed(runner);
-  srunner_free(runner);
+  int failed = together_run(suite, rank);
   if (nccl) oproj_comm_destroy(comm);
   return failed ? EXIT_FAILURE : EXIT_SUCCESS;
 }
@@ -652,16 +648,8 @@ int main(int argc, char **argv) {
   size = oproj_comm_size(control);
   rank = oproj_comm_rank(control);
   nccl = strcmp(argv[1], "nccl") == 0;
-  const char *required = getenv("OPROJ_REQUIRE_GPU"), *missing = oproj_backend_missing("cuda");
-  int wanted = nccl ? size : 1, code;
-  if (missing || oproj_device_count() < wanted) {
-    if (rank == 0)
-      fprintf(stderr, "not enough GPUs: %d, wanted %d%s%s\n", oproj_device_count(), wanted,
-              missing ? ": " : "", missing ? missing : "");
-    code = required && strcmp(required, "1") == 0 ? EXIT_FAILURE : SKIPPED;
-  } else {
-    code = run_cases();
-  }
+  int code = together_lack_of_gpus(rank, nccl ? size : 1);
+  if (code == 0) code = run_cases();
   oproj_comm_destroy(control);
   MPI_Finalize();
   return code;

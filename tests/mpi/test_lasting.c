@@ -233,11 +233,7 @@ int main(int argc, char **argv) {
   suite_add_tcase(suite, work);
   suite_add_tcase(suite, loss);
   suite_add_tcase(suite, start);
-  SRunner *runner = srunner_create(suite);
-  srunner_set_fork_status(runner, CK_NOFORK); /* MPI does not survive a fork */
-  srunner_run_all(runner, rank == 0 ? CK_NORMAL : CK_SILENT);
-  int failed = srunner_ntests_failed(runner) != 0;
-  srunner_free(runner);
+  int failed = together_run(suite, rank);
   MPI_Finalize();
   return failed;
 }

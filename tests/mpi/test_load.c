@@ -464,7 +464,7 @@ START_TEST(patience_ends_with_the_load) {
 }
 END_TEST
 
-static int run_together(void) {
+static Suite *load_suite(void) {
   Suite *suite = suite_create("load");
   TCase *tc = tcase_create("load");
   tcase_add_checked_fixture(tc, setup, teardown);
@@ -482,12 +482,7 @@ static int run_together(void) {
   tcase_add_test(tc, failed_reload_changes_nothing);
   tcase_add_test(tc, patience_ends_with_the_load);
   suite_add_tcase(suite, tc);
-  SRunner *runner = srunner_create(suite);
-  srunner_set_fork_status(runner, CK_NOFORK); /* MPI does not survive a fork */
-  srunner_run_all(runner, rank == 0 ? CK_NORMAL : CK_SILENT);
-  int failed = srunner_ntests_failed(runner) != 0;
-  srunner_free(runner);
-  return failed;
+  return suite;
 }
 
 int main(int argc, char **argv) {
@@ -498,7 +493,7 @@ int main(int argc, char **argv) {
   }
   size = oproj_comm_size(comm);
   rank = oproj_comm_rank(comm);
-  int failed = run_together();
+  int failed = together_run(load_suite(), rank);
   oproj_comm_destroy(comm);
   MPI_Finalize();
   return failed;

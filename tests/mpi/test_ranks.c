@@ -363,16 +363,6 @@ START_TEST(checkpoints_load_by_shares) {
 }
 END_TEST
 
-/* Runs one suite on all ranks; rank 0 reports.  Returns whether a test failed. */
-static int run_together(Suite *suite) {
-  SRunner *runner = srunner_create(suite);
-  srunner_set_fork_status(runner, CK_NOFORK); /* MPI does not survive a fork */
-  srunner_run_all(runner, rank == 0 ? CK_NORMAL : CK_SILENT);
-  int failed = srunner_ntests_failed(runner) != 0;
-  srunner_free(runner);
-  return failed;
-}
-
 static Suite *agreement_suite(void) {
   Suite *suite = suite_create("agreement");
   TCase *tc = tcase_create("agreement");
@@ -404,7 +394,7 @@ int main(int argc, char **argv) {
   size = oproj_comm_size(comm);
   rank = oproj_comm_rank(comm);
   /* Ranks that do not agree would hang in the tests of what follows a failure. */
-  int failed = run_together(agreement_suite()) || run_together(ranks_suite());
+  int failed = together_run(agreement_suite(), rank) || together_run(ranks_suite(), rank);
   oproj_comm_destroy(comm);
   MPI_Finalize();
   return failed;

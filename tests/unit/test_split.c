@@ -172,6 +172,14 @@ START_TEST(flipped_bits) {
 }
 END_TEST
 
+/* Its one file has all tensors of a whole checkpoint, and nothing that vouches for them. */
+START_TEST(set_without_manifest) {
+  split_as("set", OPROJ_SPLIT_EVEN, 1);
+  ck_assert_int_eq(unlink(files_path(dir, "set/oproj-split.json")), 0);
+  EXPECT_FAIL(open_set("set"), OPROJ_ERR_IO, "manifest is missing");
+}
+END_TEST
+
 START_TEST(mixed_sets) {
   oproj_synth synth = OPROJ_SYNTH_INIT;
   synth.layers = 2;
@@ -338,6 +346,7 @@ int main(void) {
   tcase_add_test(cases, mixed_source);
   tcase_add_test(cases, foreign_shards);
   tcase_add_test(cases, flipped_bits);
+  tcase_add_test(cases, set_without_manifest);
   tcase_add_test(cases, mixed_sets);
   tcase_add_test(cases, missing_rank_file);
   tcase_add_loop_test(cases, changed_text, 0, sizeof changes / sizeof changes[0]);
