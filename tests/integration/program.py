@@ -285,7 +285,7 @@ def parse_arguments(description):
     return parser.parse_args()
 
 
-def run_on(bench, all_cases, only):
+def run_listed(bench, all_cases, only):
     """Those called `only`, or all where that is None; the number that failed."""
     cases = [c for c in all_cases if only in (None, c[0], c[1])]
     if not cases:
@@ -306,6 +306,6 @@ def run_cases(description, all_cases):
     options = parse_arguments(description)
     options.workdir.mkdir(parents=True, exist_ok=True)
     bench = Bench(Program(options.oproj, options.oproj_run), options.workdir)
-    failed = run_on(bench, all_cases, options.only)
+    failed = run_listed(bench, all_cases, options.only)
     fresh(options.workdir / "large")
     sys.exit(1 if failed else 0)

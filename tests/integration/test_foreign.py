@@ -37,7 +37,7 @@ import numpy as np
 
 import evaluate as ev
 import foreign
-from program import CaseFailure, expect, own_lines, run_on, stop
+from program import CaseFailure, expect, own_lines, run_listed, stop
 
 RUN_TIMEOUT_S = 60
 REFUSED = 3
@@ -352,7 +352,7 @@ def main():
     options = parse_arguments()
     options.workdir.mkdir(parents=True, exist_ok=True)
     bench = Bench(Program(options.oproj, options.mpirun), options.workdir)
-    sys.exit(1 if run_on(bench, all_cases(), options.only) else 0)
+    sys.exit(1 if run_listed(bench, all_cases(), options.only) else 0)
 
 
 if __name__ == "__main__":
