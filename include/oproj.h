@@ -262,6 +262,11 @@ OPROJ_API const char *oproj_ctx_backend(const oproj_ctx *ctx); /* "ref" or "cuda
 /* Why the backend `name` ("cuda" or "ref") cannot run here, in words; NULL when it can. */
 OPROJ_API const char *oproj_backend_missing(const char *name);
 
+/* Binds the calling process and its new memory as making a context does: near the rank's GPU;
+ * without one, to its share of the host where Open MPI bound it to one core.  OPROJ_BIND=0 forbids
+ * it. */
+OPROJ_API oproj_status oproj_place_rank(const oproj_comm *comm);
+
 /* What of this host the calling process may use, in words: its CPUs and NUMA nodes. */
 OPROJ_API oproj_status oproj_place_describe(char *text, size_t bytes);
 

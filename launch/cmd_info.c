@@ -76,7 +76,7 @@ static void show_ranks(const job_state *job, const char *lines, json_t *result) 
   json_object_set_new(result, "ranks", ranks);
 }
 
-/* Host, CPUs and memory nodes of this rank, and its GPU. */
+/* Host, CPUs and memory nodes of this rank, as it has them in a run, and its GPU. */
 static void describe(const job_state *job, char line[LINE_BYTES]) {
   int32_t device = oproj_comm_device(job->comm);
   char gpu[LINE_BYTES / 4 + 64] = "no GPU", text[LINE_BYTES / 4];
@@ -84,7 +84,8 @@ static void describe(const job_state *job, char line[LINE_BYTES]) {
     snprintf(gpu, sizeof gpu, "GPU %d (%s)", device, text);
   char place[LINE_BYTES / 2] = "unknown", host[128] = "";
   gethostname(host, sizeof host - 1);
-  if (oproj_place_describe(place, sizeof place) != OPROJ_OK)
+  if (oproj_place_rank(job->comm) != OPROJ_OK ||
+      oproj_place_describe(place, sizeof place) != OPROJ_OK)
     snprintf(place, sizeof place, "%.200s", oproj_last_error());
   snprintf(line, LINE_BYTES, "%s: %.160s, %s", host, place, gpu);
 }
@@ -114,10 +115,10 @@ oproj_status cmd_info(job_state *job, int argc, char **argv) {
   const char *json_path = NULL;
   const args_option options[] = {{"json", "FILE", "write the same as JSON", .text = &json_path},
                                  {0}};
-  const args_command command = {
-      "oproj info",
-      "Shows versions, backends, GPUs, the environment read, and the CPUs and GPU of each rank.",
-      options, NULL, NULL};
+  const args_command command = {"oproj info",
+                                "Shows versions, backends, GPUs, the environment read, and each "
+                                "rank's CPUs and GPU in a run.",
+                                options, NULL, NULL};
   if (!args_parse(job, &command, argc, argv)) return OPROJ_OK;
 
   char line[LINE_BYTES] = "", *lines = NULL;

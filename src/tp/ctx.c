@@ -55,6 +55,24 @@ static int sums_on_device(const oproj_ctx *ctx) {
   return oproj_ctx_sums(ctx) && !ctx->ops->host && ctx->comm->ops->reduce_device;
 }
 
+static oproj_status bind_near(int32_t device) {
+  oproj_kernels_device found;
+  TRY(oproj_kernels_cuda_device(device, &found));
+  oproj_place_bind(found.bus_id);
+  return OPROJ_OK;
+}
+
+oproj_status oproj_place_rank(const oproj_comm *comm) {
+  REQUIRE(comm, OPROJ_ERR_INVALID, "comm must not be NULL");
+  int32_t device = oproj_comm_device(comm);
+  if (device < 0) {
+    oproj_place_unbind(comm->local_rank, comm->local_size);
+    return OPROJ_OK;
+  }
+  oproj_place_unbind(0, 1);
+  return bind_near(device);
+}
+
 /* -1 leaves one rank alone on its thread's current device. */
 static oproj_status choose_device(const oproj_comm *comm, int32_t asked, int32_t *out) {
   REQUIRE(comm->device < 0 || asked == -1 || asked == comm->device, OPROJ_ERR_INVALID,
@@ -62,10 +80,7 @@ static oproj_status choose_device(const oproj_comm *comm, int32_t asked, int32_t
   *out = asked;
   if (asked != -1 || (comm->size == 1 && comm->device < 0)) return OPROJ_OK;
   *out = oproj_comm_device(comm);
-  oproj_kernels_device device;
-  TRY(oproj_kernels_cuda_device(*out, &device));
-  oproj_place_bind(device.bus_id);
-  return OPROJ_OK;
+  return bind_near(*out);
 }
 
 static oproj_status allocate_partial(oproj_ctx *ctx) {

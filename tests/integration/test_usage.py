@@ -7,6 +7,7 @@ NAME is a case or a group: usage or help.
 """
 
 import json
+import os
 import re
 
 import evaluate as ev
@@ -113,13 +114,16 @@ def help_once_case(bench):
 
 
 def info_case(bench):
-    """The map: each rank beside its CPUs, its memory node and, dealt out in order, its GPU."""
-    path = bench.path("info.json")
-    for ranks in (0, 4):
+    """The map: each rank beside its CPUs, its memory node and, dealt out in order, its GPU.  Open MPI
+    binds one rank to one core; a run has all of them, unless there is a GPU to be near."""
+    path, own = bench.path("info.json"), len(os.sched_getaffinity(0))
+    for ranks in (0, 1, 4):
         done = bench.program.succeed("info", "--json", path, ranks=ranks)
         result = json.loads(path.read_text())
         expect(len(result["ranks"]) == max(ranks, 1), f"{result['ranks']}")
         devices = len(result["devices"])
+        if ranks < 2 and not devices:
+            expect(f"({own} of " in result["ranks"][0], f"{result['ranks']}, not {own} CPUs")
         for rank, line in enumerate(result["ranks"]):
             expect(re.search(r"cpus [\d,-]+ \(\d+ of \d+\), NUMA node ", line), line)
             expect((f"GPU {rank % devices} (" if devices else "no GPU") in line, line)
