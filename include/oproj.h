@@ -455,6 +455,8 @@ typedef struct oproj_path_query {
   oproj_path forced;   /* OPROJ_PATH_AUTO: none */
   int32_t resident;    /* whole-multiprocessor blocks that the GPU holds at once; 0: an H200's */
   int32_t no_native;   /* nonzero: a probe found no machine code for the GPU in this build */
+  int32_t apart; /* nonzero: scales of WO_B's blocks of 32 are no powers of two, or lie further
+                          than 2^6 apart in 128 x 128 values, so that SM90 cannot join them */
 } oproj_path_query;
 
 typedef struct oproj_path_choice {

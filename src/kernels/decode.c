@@ -31,10 +31,12 @@ static int32_t most_tokens(int32_t a_slots) {
   return a_slots <= FEW_SLOTS ? OPROJ_KERNELS_DECODE_TOKENS : OPROJ_KERNELS_DECODE_TOKENS / 2;
 }
 
-/* Beyond, every block's receiving all of z costs more than launches do. */
-static int32_t fastest_tokens(int32_t slots) {
-  if (slots <= FEW_SLOTS) return OPROJ_KERNELS_DECODE_TOKENS;
-  return slots <= MIDDLE_SLOTS ? 16 : slots <= LONG_SLOTS ? 8 : 4;
+/* Beyond, every block's receiving all of z costs more than launches do; with blocks of 32, scaling
+ * its sums does so sooner. */
+static int32_t fastest_tokens(int32_t slots, int32_t block) {
+  int32_t most = block == 128 ? OPROJ_KERNELS_DECODE_TOKENS : OPROJ_KERNELS_DECODE_TOKENS / 2;
+  if (slots <= FEW_SLOTS) return most;
+  return slots <= MIDDLE_SLOTS ? most / 2 : slots <= LONG_SLOTS ? 8 : 4;
 }
 
 const char *oproj_kernels_decode_shape(const oproj_dims *dims, int32_t groups, int32_t resident,
@@ -63,7 +65,7 @@ const char *oproj_kernels_decode_shape(const oproj_dims *dims, int32_t groups, i
   int32_t a_slots = group_cols / TILE / s.split, slots = a_slots + z_cols / (2 * TILE);
   s.most = most_tokens(a_slots);
   s.window = window_of(slots);
-  s.tokens = fastest_tokens(slots);
+  s.tokens = fastest_tokens(slots, dims->quant_block);
   *out = s;
   return NULL;
 }

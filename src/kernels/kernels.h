@@ -198,8 +198,9 @@ typedef struct oproj_kernels_ops {
   /* The compute capability; 0 on the host. */
   int32_t (*capability)(const oproj_kernels *kernels);
 
-  /* Fills in what oproj_path_choose asks of the device: sm, resident, no_native. */
-  void (*describe)(const oproj_kernels *kernels, oproj_path_query *query);
+  /* Fills in what oproj_path_choose asks of the device and of the weights' scales: sm, resident,
+   * no_native, apart. */
+  void (*describe)(const oproj_kernels_weights *weights, oproj_path_query *query);
 } oproj_kernels_ops;
 
 extern const oproj_kernels_ops oproj_kernels_ref;

@@ -92,7 +92,8 @@ static const char *why_not_library(const oproj_path_query *q) {
     return "cuBLASLt has block-scaled FP8 on SM90 and SM100";
   if (q->wo_a != OPROJ_DTYPE_E4M3 || (q->wo_b != OPROJ_DTYPE_E4M3 && !q->own_out))
     return "a weight is bf16";
-  if (q->dims.quant_block != 128) return "blocks of 32 run on our own kernels";
+  if (q->dims.quant_block != 128 && q->sm != 90) return "blocks of 32 run on our own kernels";
+  if (q->dims.quant_block != 128 && q->apart) return "scales of blocks of 32 lie too far apart";
   if (q->tokens < OPROJ_KERNELS_LIBRARY_TOKENS) return "fewer than 768 tokens";
   if (q->dims.lora_rank % 128 != 0 || group_cols(&q->dims) % 512 != 0 ||
       q->dims.hidden % 128 != 0 || q->groups * q->dims.lora_rank % 512 != 0)
@@ -118,7 +119,7 @@ static oproj_path_choice choose_fastest(const oproj_path_query *q) {
   const char *no_library = why_not_library(q), *why = why_not_grouped(q);
   if (!no_library && q->sm == 90 && q->own_out) no_library = "WO_B is the caller's, WO_A our own";
   if (!no_library)
-    return describe(OPROJ_PATH_LIBRARY, q->sm == 90 ? "a large batch of V4: cuBLASLt for WO_B"
+    return describe(OPROJ_PATH_LIBRARY, q->sm == 90 ? "a large batch: cuBLASLt for WO_B"
                                                     : "a large batch of V4: cuBLASLt");
   if (why) return describe(OPROJ_PATH_PORTABLE, why);
   if (why_not_fused(q)) return describe(OPROJ_PATH_GROUPED, no_library);
@@ -148,9 +149,9 @@ static oproj_status choose_forced(const oproj_path_query *q, oproj_path_choice *
     case OPROJ_PATH_AUTO:
       break;
   }
-  REQUIRE(!why, OPROJ_ERR_UNSUPPORTED, "the forced path cannot serve %d tokens: %s", q->tokens,
-          why);
   *out = describe(q->forced, "forced");
+  REQUIRE(!why, OPROJ_ERR_UNSUPPORTED, "the forced path %s cannot serve %d tokens: %s", out->name,
+          q->tokens, why);
   return OPROJ_OK;
 }
 

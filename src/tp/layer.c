@@ -124,7 +124,7 @@ oproj_status oproj_layer_path(const oproj_layer *layer, int32_t tokens, oproj_pa
                             .has_adapter = layer->has_adapter,
                             .own_out = layer->out.fn != NULL,
                             .forced = ctx->path};
-  ctx->ops->describe(ctx->kernels, &query);
+  ctx->ops->describe(layer->weights, &query);
   return oproj_path_choose(&query, out);
 }
 

@@ -265,6 +265,22 @@ START_TEST(graph_replays_as_eager) {
 }
 END_TEST
 
+/* Captured graphs multiply by joined scales, so what replaces such weights must have them too. */
+START_TEST(joined_weights_keep_their_kind) {
+  rig r = small_rig(32);
+  layer joined = layer_open(&r, OPROJ_DTYPE_E4M3, DATA_EXACT, 40);
+  layer apart = layer_open(&r, OPROJ_DTYPE_E4M3, DATA_RANDOM, 42);
+  EXPECT_OK(r.ops->weights_check(apart.cuda, &joined.wo_a, &joined.wo_b));
+  EXPECT_OK(r.ops->weights_check(joined.cuda, &joined.wo_a, &joined.wo_b));
+  if (r.ops->capability(r.cuda) == 90)
+    EXPECT_FAIL(r.ops->weights_check(joined.cuda, &apart.wo_a, &apart.wo_b), OPROJ_ERR_UNSUPPORTED,
+                "wo_a came with scales that are powers of two");
+  layer_close(&r, &apart);
+  layer_close(&r, &joined);
+  rig_close(&r);
+}
+END_TEST
+
 int main(void) {
   Suite *suite = suite_create("cuda_chain");
   TCase *tests = tcase_create("chain");
@@ -275,5 +291,6 @@ int main(void) {
   tcase_add_loop_test(tests, bad_position_is_reported, 0, 4);
   tcase_add_test(tests, refusals_say_why);
   tcase_add_loop_test(tests, graph_replays_as_eager, 0, 4);
+  tcase_add_test(tests, joined_weights_keep_their_kind);
   return run_gpu_suite(suite, tests);
 }

@@ -41,12 +41,15 @@ static uint16_t *forward(const rig *r, const layer *l, const oproj_io *io) {
 
 /* ---- what cuBLASLt serves ------------------------------------------------------------------ */
 
-/* On SM90 WO_B with any weight scales, on SM100 and SM103 both with powers of two. */
+/* On SM90 WO_B with any weight scales, in blocks of 32 with such as are joined; on SM100 and SM103
+ * both products in blocks of 128 with powers of two. */
 START_TEST(cublaslt_serves_large_batches) {
-  rig r = rig_open(512, 4, 512, 2, 256, 128, MOST_TOKENS);
-  layer l = layer_open(&r, OPROJ_DTYPE_E4M3, _i ? DATA_EXACT : DATA_RANDOM, 40);
+  int powers = _i % 2, block = _i < 2 ? 128 : 32, joined = block == 32;
+  rig r = rig_open(512, 4, 512, 2, 256, block, MOST_TOKENS);
+  layer l = layer_open(&r, OPROJ_DTYPE_E4M3, powers ? DATA_EXACT : DATA_RANDOM, 40);
   int32_t capability = r.ops->capability(r.cuda);
-  int sm90 = capability == 90, sm100 = capability == 100 || capability == 103;
+  int sm90 = capability == 90, sm100 = (capability == 100 || capability == 103) && !joined;
+  int takes = (sm90 && (powers || !joined)) || (sm100 && powers);
   ck_assert_int_eq(r.cuda->lt != NULL, sm90 || sm100);
   for (int i = 0; i < LARGE_COUNTS; i++) {
     oproj_quant x = r.cuda->work.xq, z = r.cuda->work.zq;
@@ -54,19 +57,18 @@ START_TEST(cublaslt_serves_large_batches) {
     x.tokens = z.tokens = large_counts[i];
     x.groups = r.config.groups;
     oproj_kernels_part whole = oproj_kernels_whole(large_counts[i]);
+    const uint16_t *aligned = r.cuda->work.x;
     int large = large_counts[i] >= CUDA_LT_TOKENS;
     ck_assert_int_eq(cuda_lt_takes_groups(l.cuda, &whole, &x, r.cuda->work.z),
-                     large && sm100 && _i);
-    ck_assert_int_eq(cuda_lt_takes_out(l.cuda, &whole, &z, r.cuda->work.x),
-                     large && (sm90 || (sm100 && _i)));
+                     large && sm100 && powers);
+    ck_assert_int_eq(cuda_lt_takes_out(l.cuda, &whole, &z, joined, aligned), large && takes);
     /* A result that is not aligned is staged. */
-    ck_assert_int_eq(cuda_lt_takes_out(l.cuda, &whole, &z, r.cuda->work.x + 4),
-                     large && (sm90 || (sm100 && _i)));
+    ck_assert_int_eq(cuda_lt_takes_out(l.cuda, &whole, &z, joined, aligned + 4), large && takes);
+    if (joined) ck_assert_int_eq(cuda_lt_takes_out(l.cuda, &whole, &z, 0, aligned), 0);
     /* A caller's buffer has no slack. */
     z.codes = r.cuda->work.xq.codes;
     large = large && large_counts[i] % CUDA_LT_MULTIPLE == 0;
-    ck_assert_int_eq(cuda_lt_takes_out(l.cuda, &whole, &z, r.cuda->work.x),
-                     large && (sm90 || (sm100 && _i)));
+    ck_assert_int_eq(cuda_lt_takes_out(l.cuda, &whole, &z, joined, aligned), large && takes);
   }
   layer_close(&r, &l);
   rig_close(&r);
@@ -291,7 +293,7 @@ END_TEST
 int main(void) {
   Suite *suite = suite_create("cuda_large");
   TCase *tests = tcase_create("large");
-  tcase_add_loop_test(tests, cublaslt_serves_large_batches, 0, 2);
+  tcase_add_loop_test(tests, cublaslt_serves_large_batches, 0, 4);
   tcase_add_loop_test(tests, exact_data_is_bit_equal, 0, MODELS);
   tcase_add_test(tests, rows_end_within_a_tile);
   tcase_add_loop_test(tests, products_match_double, 0, MODELS);

@@ -127,6 +127,18 @@ data_layer data_make(const oproj_dims *dims, bool exact, oproj_dtype wo_a, oproj
   return layer;
 }
 
+static void spread_scales(const oproj_matrix *m, int binades) {
+  float *scales = (float *)m->scales, most = exp2f(ceilf(log2f(scales[0])));
+  for (int64_t i = 0; i < blocks_of(m->rows, m->block) * blocks_of(m->cols, m->block); i++)
+    scales[i] =
+        ldexpf(most, -(int)(data_hash(SCALE_STREAM, (uint64_t)i) % (uint64_t)(binades + 1)));
+}
+
+void data_spread_scales(data_layer *layer, int binades) {
+  spread_scales(&layer->wo_a, binades);
+  spread_scales(&layer->wo_b, binades);
+}
+
 void data_free(data_layer *layer) {
   free((void *)layer->wo_a.data);
   free((void *)layer->wo_a.scales);

@@ -33,7 +33,7 @@ static const struct {
                      {90, 767, 128, "grouped-fast", "fewer than 768 tokens"},
                      {90, 768, 128, "library-fast", "cuBLASLt"},
                      {90, 65536, 128, "library-fast", "cuBLASLt"},
-                     {90, 65536, 32, "grouped-fast", "blocks of 32 run on our own kernels"},
+                     {90, 65536, 32, "library-fast", "cuBLASLt"},
                      {100, 1, 128, "portable", "FP8 kernels of this version are SM90's"},
                      {100, 1, 32, "portable", "FP8 kernels of this version are SM90's"},
                      {100, 767, 128, "portable", "FP8 kernels of this version are SM90's"},
@@ -80,7 +80,9 @@ START_TEST(choice_by_layer) {
     ck_assert_str_eq(choice.name, wanted);               \
     ck_assert_ptr_nonnull(strstr(choice.reason, words)); \
   } while (0)
-  CHOSEN(query.dims.quant_block = 32, "grouped-fast", "blocks of 32");
+  CHOSEN(query.dims.quant_block = 32, "library-fast", "cuBLASLt");
+  CHOSEN((query.dims.quant_block = 32, query.apart = 1), "grouped-fast", "too far apart");
+  CHOSEN(query.apart = 1, "library-fast", "cuBLASLt");
   CHOSEN(query.wo_a = OPROJ_DTYPE_BF16, "portable", "WO_A is bf16");
   CHOSEN(query.wo_b = OPROJ_DTYPE_BF16, "portable", "WO_B is bf16");
   CHOSEN(query.own_out = 1, "grouped-fast", "caller's");

@@ -41,7 +41,7 @@ static oproj_status choose_path(const oproj_kernels_weights *w, int32_t tokens, 
                             .has_adapter = w->adapter.rank > 0,
                             .own_out = own_out,
                             .forced = k->config.path};
-  cuda_describe(k, &query);
+  cuda_describe(w, &query);
   return oproj_path_choose(&query, out);
 }
 
@@ -81,9 +81,10 @@ static cuda_input describe_input(const oproj_kernels *k, const oproj_io *io,
 
 static oproj_status quantize_input(const oproj_kernels *k, const oproj_io *io,
                                    const oproj_kernels_part *part, const oproj_quant *out,
-                                   cudaStream_t stream) {
+                                   int joined, cudaStream_t stream) {
   TRY(check_aligned(out->codes, "codes"));
   cuda_input input = describe_input(k, io, part);
+  input.joined = joined;
   input.codes = out->codes;
   input.scales = out->scales;
   input.layout = out->layout;
@@ -104,7 +105,7 @@ static oproj_status stage_input_quantize(oproj_kernels *k, const oproj_io *io,
                                          const oproj_quant *out, void *stream) {
   oproj_kernels_part whole = oproj_kernels_whole(io->tokens);
   TRY(cuda_enter(k));
-  return CUDA_IN_RANGE("input", quantize_input(k, io, &whole, out, stream));
+  return CUDA_IN_RANGE("input", quantize_input(k, io, &whole, out, 0, stream));
 }
 
 static oproj_status stage_input_rotate(oproj_kernels *k, const oproj_io *io, uint16_t *x,
@@ -150,15 +151,15 @@ static oproj_status add_adapter(const oproj_kernels_weights *w, int32_t tokens, 
 }
 
 static oproj_status project_groups(const oproj_kernels_weights *w, const oproj_kernels_part *part,
-                                   const oproj_quant *x, const float *addend, uint16_t *z,
-                                   cudaStream_t stream) {
+                                   const oproj_quant *x, int joined, const float *addend,
+                                   uint16_t *z, cudaStream_t stream) {
   TRY(check_aligned(x->codes, "codes"));
   TRY(check_aligned(x->scales, "scales"));
   if (!addend && cuda_lt_takes_groups(w, part, x, z))
     return cuda_lt_project_groups(w, part, x, z, stream);
   if (x->layout == OPROJ_SCALE_F32 && sm90_takes_groups(w)) {
     sm90_result result = {.addend = addend, .z = z};
-    return sm90_project_groups(w, part, x, NULL, &result, stream);
+    return sm90_project_groups(w, part, x, joined, NULL, &result, stream);
   }
   cuda_product product = group_product(w, part, z);
   product.a = x->codes;
@@ -194,15 +195,18 @@ static oproj_status forward_groups(const oproj_kernels_weights *w, const oproj_i
   }
   if (w->wo_a.dtype == OPROJ_DTYPE_E4M3) {
     oproj_path_choice choice;
+    int joined = w->wo_a_joined != NULL;
     cuda_input input = describe_input(k, io, part);
+    input.joined = joined;
     if (choose_path(w, part->call_tokens, 1, &choice) == OPROJ_OK &&
         choice.path == OPROJ_PATH_FUSED && sm90_loads_input(&input)) {
       sm90_result result = {.z = z};
-      return CUDA_IN_RANGE("WO_A", sm90_project_groups(w, part, NULL, &input, &result, stream));
+      return CUDA_IN_RANGE("WO_A",
+                           sm90_project_groups(w, part, NULL, joined, &input, &result, stream));
     }
     oproj_quant xq = workspace_xq(k, part->tokens);
-    TRY(CUDA_IN_RANGE("input", quantize_input(k, io, part, &xq, stream)));
-    return CUDA_IN_RANGE("WO_A", project_groups(w, part, &xq, addend, z, stream));
+    TRY(CUDA_IN_RANGE("input", quantize_input(k, io, part, &xq, joined, stream)));
+    return CUDA_IN_RANGE("WO_A", project_groups(w, part, &xq, joined, addend, z, stream));
   }
   cuda_product product = group_product(w, part, z);
   product.a = work->x;
@@ -221,18 +225,19 @@ static oproj_status stage_group_project(oproj_kernels_weights *w, const oproj_qu
                                         void *stream) {
   oproj_kernels_part whole = oproj_kernels_whole(x->tokens);
   TRY(cuda_enter(w->kernels));
-  return CUDA_IN_RANGE("WO_A", project_groups(w, &whole, x, NULL, z, stream));
+  return CUDA_IN_RANGE("WO_A", project_groups(w, &whole, x, 0, NULL, z, stream));
 }
 
 /* ---- z and WO_B ---------------------------------------------------------------------------- */
 
 static oproj_status quantize_z(const oproj_kernels *k, int32_t tokens, const uint16_t *z,
-                               const oproj_quant *out, cudaStream_t stream) {
+                               const oproj_quant *out, int joined, cudaStream_t stream) {
   TRY(check_aligned(z, "z"));
   TRY(check_aligned(out->codes, "codes"));
   cuda_z description = {.tokens = tokens,
                         .cols = k->z_cols,
                         .block = k->config.dims.quant_block,
+                        .joined = joined,
                         .z = z,
                         .codes = out->codes,
                         .scales = out->scales,
@@ -268,14 +273,15 @@ static cuda_product out_product(const oproj_kernels_weights *w, const oproj_kern
 }
 
 static oproj_status project_out(const oproj_kernels_weights *w, const oproj_kernels_part *part,
-                                const oproj_quant *z, uint16_t *partial, uint32_t flags,
+                                const oproj_quant *z, int joined, uint16_t *partial, uint32_t flags,
                                 cudaStream_t stream) {
   TRY(check_aligned(z->codes, "codes"));
   TRY(check_aligned(z->scales, "scales"));
-  if (cuda_lt_takes_out(w, part, z, partial))
+  if (cuda_lt_takes_out(w, part, z, joined, partial))
     return cuda_lt_project_out(w, part, z, partial, stream);
   if (z->layout == OPROJ_SCALE_F32 && sm90_takes_out(w))
-    return sm90_project_out(w, part, z, partial, (flags & OPROJ_EARLY_TRIGGER) != 0, stream);
+    return sm90_project_out(w, part, z, joined, partial, (flags & OPROJ_EARLY_TRIGGER) != 0,
+                            stream);
   cuda_product product = out_product(w, part, partial);
   product.a = z->codes;
   product.a_scales = z->scales;
@@ -288,8 +294,9 @@ static oproj_status forward_out(const oproj_kernels_weights *w, const oproj_kern
                                 cudaStream_t stream) {
   if (w->wo_b.dtype == OPROJ_DTYPE_E4M3) {
     oproj_quant zq = workspace_zq(w->kernels, part->tokens, OPROJ_SCALE_F32);
-    TRY(CUDA_IN_RANGE("z", quantize_z(w->kernels, part->tokens, z, &zq, stream)));
-    return CUDA_IN_RANGE("WO_B", project_out(w, part, &zq, partial, flags, stream));
+    int joined = w->wo_b_joined != NULL;
+    TRY(CUDA_IN_RANGE("z", quantize_z(w->kernels, part->tokens, z, &zq, joined, stream)));
+    return CUDA_IN_RANGE("WO_B", project_out(w, part, &zq, joined, partial, flags, stream));
   }
   TRY(check_aligned(z, "z"));
   cuda_product product = out_product(w, part, partial);
@@ -300,7 +307,7 @@ static oproj_status forward_out(const oproj_kernels_weights *w, const oproj_kern
 static oproj_status stage_z_quantize(oproj_kernels *k, int32_t tokens, const uint16_t *z,
                                      const oproj_quant *out, void *stream) {
   TRY(cuda_enter(k));
-  return CUDA_IN_RANGE("z", quantize_z(k, tokens, z, out, stream));
+  return CUDA_IN_RANGE("z", quantize_z(k, tokens, z, out, 0, stream));
 }
 
 static oproj_status stage_out_forward(oproj_kernels_weights *w, int32_t tokens, const uint16_t *z,
@@ -314,7 +321,7 @@ static oproj_status stage_out_project(oproj_kernels_weights *w, const oproj_quan
                                       uint16_t *partial, void *stream) {
   oproj_kernels_part whole = oproj_kernels_whole(z->tokens);
   TRY(cuda_enter(w->kernels));
-  return CUDA_IN_RANGE("WO_B", project_out(w, &whole, z, partial, 0, stream));
+  return CUDA_IN_RANGE("WO_B", project_out(w, &whole, z, 0, partial, 0, stream));
 }
 
 /* ---- the chain ----------------------------------------------------------------------------- */
@@ -322,15 +329,19 @@ static oproj_status stage_out_project(oproj_kernels_weights *w, const oproj_quan
 /* Input to quantised z without z in memory, the input quantised inside WO_A or in front of it. */
 static oproj_status forward_to_quantized_z(const oproj_kernels_weights *w, const oproj_io *io,
                                            const oproj_kernels_part *part, int fused,
-                                           const oproj_quant *zq, cudaStream_t stream) {
+                                           const oproj_quant *zq, int z_joined,
+                                           cudaStream_t stream) {
   const oproj_kernels *k = w->kernels;
-  sm90_result result = {.zq = *zq};
+  int joined = w->wo_a_joined != NULL;
+  sm90_result result = {.zq = *zq, .joined = z_joined};
   cuda_input input = describe_input(k, io, part);
+  input.joined = joined;
   if (fused && sm90_loads_input(&input))
-    return CUDA_IN_RANGE("WO_A", sm90_project_groups(w, part, NULL, &input, &result, stream));
+    return CUDA_IN_RANGE("WO_A",
+                         sm90_project_groups(w, part, NULL, joined, &input, &result, stream));
   oproj_quant xq = workspace_xq(k, part->tokens);
-  TRY(CUDA_IN_RANGE("input", quantize_input(k, io, part, &xq, stream)));
-  return CUDA_IN_RANGE("WO_A", sm90_project_groups(w, part, &xq, NULL, &result, stream));
+  TRY(CUDA_IN_RANGE("input", quantize_input(k, io, part, &xq, joined, stream)));
+  return CUDA_IN_RANGE("WO_A", sm90_project_groups(w, part, &xq, joined, NULL, &result, stream));
 }
 
 static oproj_status forward_chain(const oproj_kernels_weights *w, const oproj_io *io,
@@ -348,16 +359,18 @@ static oproj_status forward_chain(const oproj_kernels_weights *w, const oproj_io
   }
   int fused = choice.path == OPROJ_PATH_FUSED;
   oproj_quant zq = workspace_zq(k, part->tokens, out->fn ? out->layout : OPROJ_SCALE_F32);
+  int joined = !out->fn && w->wo_b_joined; /* the caller's WO_B takes z as the format has it */
   int own_wo_a = choice.path != OPROJ_PATH_PORTABLE && sm90_takes_groups(w);
   if (own_wo_a && w->adapter.rank == 0) {
-    TRY(forward_to_quantized_z(w, io, part, fused, &zq, stream));
+    TRY(forward_to_quantized_z(w, io, part, fused, &zq, joined, stream));
   } else {
     TRY(forward_groups(w, io, part, k->work.z, stream));
     if (!out->fn) return forward_out(w, part, k->work.z, partial, io->flags, stream);
-    TRY(CUDA_IN_RANGE("z", quantize_z(k, part->tokens, k->work.z, &zq, stream)));
+    TRY(CUDA_IN_RANGE("z", quantize_z(k, part->tokens, k->work.z, &zq, 0, stream)));
   }
-  return CUDA_IN_RANGE("WO_B", out->fn ? out->fn(out->user, &zq, partial, stream)
-                                       : project_out(w, part, &zq, partial, io->flags, stream));
+  return CUDA_IN_RANGE("WO_B", out->fn
+                                   ? out->fn(out->user, &zq, partial, stream)
+                                   : project_out(w, part, &zq, joined, partial, io->flags, stream));
 }
 
 /* What a part has met is for a later call to report, not for the parts behind it. */
@@ -401,8 +414,8 @@ static oproj_status warm_inputs(const oproj_kernels_weights *w, char *zeros, cud
   oproj_kernels_part whole = oproj_kernels_whole(1);
   odd_table.cos_sin++;
   odd_heads.head_stride++;
-  TRY(quantize_input(k, &odd_table, &whole, &xq, stream));
-  TRY(quantize_input(k, &odd_heads, &whole, &xq, stream));
+  TRY(quantize_input(k, &odd_table, &whole, &xq, 0, stream));
+  TRY(quantize_input(k, &odd_heads, &whole, &xq, 0, stream));
   TRY(rotate_input(k, &odd_heads, &whole, k->work.x, stream));
   return rotate_input(k, &odd_table, &whole, k->work.x, stream);
 }
@@ -437,7 +450,9 @@ static oproj_status warm_all(const oproj_kernels_weights *w, char *zeros, size_t
 
 oproj_status cuda_warm(const oproj_kernels_weights *w) {
   oproj_kernels *k = w->kernels;
-  uint32_t kind = 1u << (w->wo_a.dtype | w->wo_b.dtype << 1 | (w->adapter.rank > 0) << 2);
+  int joined = (w->wo_a_joined != NULL) | (w->wo_b_joined != NULL) << 1;
+  uint32_t kind =
+      1u << (w->wo_a.dtype | w->wo_b.dtype << 1 | (w->adapter.rank > 0) << 2 | joined << 3);
   if (k->warm & kind || k->config.max_tokens == 0) return OPROJ_OK;
   size_t table = ((size_t)k->config.dims.rope_dim + 1) * sizeof(float);
   size_t positions = (size_t)k->config.max_tokens * sizeof(int64_t);

@@ -11,6 +11,7 @@
 #include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/sm90_decode.h"
+#include "kernels/cuda/sm90_join.h"
 #include "kernels/cuda/sm90_prefill.h"
 
 enum { FIRST_CAPABILITY = 80 };
@@ -136,13 +137,19 @@ static oproj_status open_fault(oproj_kernels *k) {
   return OPROJ_OK;
 }
 
+static oproj_status load_products(const oproj_kernels *k, int32_t block) {
+  int32_t z_block = k->config.dims.quant_block;
+  CUDA_TRY(sm90_project_load(block, z_block));
+  if (k->config.max_tokens > SM90_PREFILL_TOKENS) CUDA_TRY(sm90_prefill_load(block, z_block));
+  return OPROJ_OK;
+}
+
 static oproj_status open_on_device(oproj_kernels *k) {
   if (k->capability == 90) CUDA_TRY(sm90_probe(&k->no_native));
   if (k->capability == 90 && !k->no_native) {
     CUDA_TRY(sm90_query_capacity(k->sm90_capacity));
-    CUDA_TRY(sm90_project_load(k->config.dims.quant_block));
-    if (k->config.max_tokens > SM90_MAX_TOKENS)
-      CUDA_TRY(sm90_prefill_load(k->config.dims.quant_block));
+    TRY(load_products(k, k->config.dims.quant_block));
+    if (k->config.dims.quant_block == SM90_SINGLE_BLOCK) TRY(load_products(k, SM90_JOINED_BLOCK));
   }
   CUDA_TRY(cudaStreamCreateWithFlags(&k->upload, cudaStreamNonBlocking));
   TRY(cuda_open_beside(k));
@@ -231,7 +238,9 @@ int32_t cuda_capability(const oproj_kernels *k) {
   return k->capability;
 }
 
-void cuda_describe(const oproj_kernels *k, oproj_path_query *query) {
+void cuda_describe(const oproj_kernels_weights *w, oproj_path_query *query) {
+  const oproj_kernels *k = w->kernels;
+  query->apart = k->config.dims.quant_block == SM90_SINGLE_BLOCK && !w->wo_b_joined;
   query->sm = k->capability;
   query->resident = k->sm90_capacity[0];
   query->no_native = k->no_native;

@@ -141,7 +141,7 @@ static oproj_status describe_out(lt_call *call, const oproj_kernels_weights *w,
   call->x = zq->codes;
   call->out = partial;
   if (!sm90) return set_scales(call, w->wo_b_tiles, k->work.zq_tiles);
-  return set_scales(call, w->wo_b.scales, zq->scales);
+  return set_scales(call, w->wo_b_joined ? w->wo_b_joined : w->wo_b.scales, zq->scales);
 }
 
 static cublasStatus_t lt_matmul(const cuda_lt *lt, lt_call *call, const cublasLtMatmulAlgo_t *algo,
@@ -157,7 +157,7 @@ static cublasStatus_t lt_matmul(const cuda_lt *lt, lt_call *call, const cublasLt
 static int serves(const oproj_kernels *k) {
   const oproj_dims *dims = &k->config.dims;
   int known = on_sm90(k) || k->capability == 100 || k->capability == 103;
-  return known && dims->quant_block == BLOCK && dims->lora_rank % BLOCK == 0 &&
+  return known && (on_sm90(k) || dims->quant_block == BLOCK) && dims->lora_rank % BLOCK == 0 &&
          dims->hidden % BLOCK == 0 && k->group_cols % COLS_MULTIPLE == 0 &&
          k->z_cols % COLS_MULTIPLE == 0 && k->config.max_tokens >= CUDA_LT_TOKENS;
 }
@@ -184,7 +184,9 @@ void cuda_lt_close(oproj_kernels *k) {
 /* Whether the weights of a product are e4m3 with scales that cuBLASLt can read on this device.  On
  * SM90 it serves WO_B alone: our own WO_A is as fast and quantises z as well. */
 static int has_scales(const oproj_kernels_weights *w, lt_product product) {
-  if (on_sm90(w->kernels)) return product == LT_OUT && w->wo_b.dtype == OPROJ_DTYPE_E4M3;
+  if (on_sm90(w->kernels))
+    return product == LT_OUT && w->wo_b.dtype == OPROJ_DTYPE_E4M3 &&
+           (w->wo_b.block == BLOCK || w->wo_b_joined);
   return product == LT_GROUP ? w->wo_a_tiles != NULL : w->wo_b_tiles != NULL;
 }
 
@@ -358,11 +360,11 @@ int cuda_lt_takes_groups(const oproj_kernels_weights *w, const oproj_kernels_par
 }
 
 int cuda_lt_takes_out(const oproj_kernels_weights *w, const oproj_kernels_part *part,
-                      const oproj_quant *zq, const uint16_t *partial) {
+                      const oproj_quant *zq, int joined, const uint16_t *partial) {
   const oproj_kernels *k = w->kernels;
   lt_call call;
-  int slack = zq->codes == k->work.zq.codes;
-  return in_range(k, part, zq) && (slack || zq->tokens % CUDA_LT_MULTIPLE == 0) &&
+  int slack = zq->codes == k->work.zq.codes, blocks = joined || w->wo_b.block == BLOCK;
+  return in_range(k, part, zq) && blocks && (slack || zq->tokens % CUDA_LT_MULTIPLE == 0) &&
          has_scales(w, LT_OUT) && describe_out(&call, w, zq, (uint16_t *)partial) == OPROJ_OK &&
          runs(k, LT_OUT, &call, part);
 }

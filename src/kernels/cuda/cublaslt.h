@@ -1,5 +1,5 @@
-/* cublaslt.h - projections of large batches through cuBLASLt, V4's 128-blocks: WO_B on SM90, both
- * on SM100 and SM103.
+/* cublaslt.h - projections of large batches through cuBLASLt, in blocks of 128: WO_B on SM90, where
+ * V4.1's blocks of 32 are joined to such (sm90_join.h), both products of V4 on SM100 and SM103.
  *
  * On SM90 cuBLASLt takes the checkpoint's weight scales and OPROJ_SCALE_F32 as they lie, but counts
  * tokens in fours.  The rows that pad a count read whatever follows the codes, times a scale of
@@ -38,7 +38,7 @@ oproj_status cuda_lt_warm(const oproj_kernels_weights *weights);
 int cuda_lt_takes_groups(const oproj_kernels_weights *weights, const oproj_kernels_part *part,
                          const oproj_quant *x, const uint16_t *z);
 int cuda_lt_takes_out(const oproj_kernels_weights *weights, const oproj_kernels_part *part,
-                      const oproj_quant *zq, const uint16_t *partial);
+                      const oproj_quant *zq, int joined, const uint16_t *partial);
 
 /* WO_A, group by group, and WO_B, for calls that the functions above said yes to. */
 oproj_status cuda_lt_project_groups(const oproj_kernels_weights *weights,

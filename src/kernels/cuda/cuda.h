@@ -66,6 +66,7 @@ typedef struct cuda_input {
   int32_t tokens, heads, heads_per_group, head_dim, rope_dim;
   int32_t begin, strip, stride; /* which of the call's tokens these are: oproj_kernels_part */
   int32_t block;                /* of quantisation: 32 or 128 */
+  int32_t joined;               /* blocks of 32 in fours: sm90_join.h; OPROJ_SCALE_F32 alone */
   const uint16_t *attn_out;     /* the call's: bf16, token t and head h at t * token_stride +
                                    h * head_stride */
   int64_t token_stride, head_stride;
@@ -87,9 +88,9 @@ cudaError_t cuda_launch_input_rotate(const cuda_input *input, cudaStream_t strea
 
 typedef struct cuda_z {
   int32_t tokens, cols;
-  int32_t block;
-  const uint16_t *z; /* bf16 [tokens, cols], 16-byte aligned */
-  uint8_t *codes;    /* e4m3 [tokens, cols], 16-byte aligned */
+  int32_t block, joined; /* as cuda_input's */
+  const uint16_t *z;     /* bf16 [tokens, cols], 16-byte aligned */
+  uint8_t *codes;        /* e4m3 [tokens, cols], 16-byte aligned */
   void *scales;
   oproj_scale_layout layout;
 } cuda_z;
@@ -193,6 +194,8 @@ struct oproj_kernels_weights {
   oproj_matrix wo_a, wo_b; /* data and scales in device memory, owned */
   /* SM90 only: the copy engine's view of e4m3 data; of WO_B by blocks of the decode kernel too. */
   CUtensorMap wo_a_map, wo_b_map, wo_b_decode_map;
+  /* SM90, blocks of 32: the scales of blocks joined in fours (sm90_join.h); NULL where not. */
+  float *wo_a_joined, *wo_b_joined;
   /* SM100 and SM103: their scales for cuBLASLt; NULL where not all are powers of two. */
   uint32_t *wo_a_tiles, *wo_b_tiles;
   cuda_adapter adapter;
@@ -207,7 +210,7 @@ const char *cuda_why_unusable(void);
 oproj_status cuda_open(oproj_kernels **out, const oproj_kernels_config *config);
 void cuda_close(oproj_kernels *kernels);
 int32_t cuda_capability(const oproj_kernels *kernels);
-void cuda_describe(const oproj_kernels *kernels, oproj_path_query *query);
+void cuda_describe(const oproj_kernels_weights *weights, oproj_path_query *query);
 
 /* What every stage begins with: makes the device current, and fails with ERR_INVALID where an
  * earlier call met a bad position that nothing has reported yet. */

@@ -114,12 +114,13 @@ __device__ void clear_padding(void *scales, oproj_scale_layout layout, int64_t g
 
 template <bool VECTOR>
 __global__ void __launch_bounds__(THREADS) input_quantize_kernel(cuda_input p) {
-  int64_t cols = static_cast<int64_t>(p.heads_per_group) * p.head_dim, columns = cols / p.block;
+  int lane = threadIdx.x % WARP, lanes = p.joined ? JOINED_LANES : p.block / LANE_VALUES;
+  int64_t cols = static_cast<int64_t>(p.heads_per_group) * p.head_dim;
+  int64_t columns = cols / (lanes * LANE_VALUES);
   clear_padding(p.scales, p.layout, p.heads / p.heads_per_group, p.tokens, columns);
   Head head;
   if (!find_head(p, &head)) return;
 
-  int lane = threadIdx.x % WARP, lanes = p.block / LANE_VALUES;
   uint8_t *codes =
       p.codes + (static_cast<int64_t>(head.group) * p.tokens + head.token) * cols + head.column;
 #pragma unroll 2
@@ -129,12 +130,14 @@ __global__ void __launch_bounds__(THREADS) input_quantize_kernel(cuda_input p) {
     float values[LANE_VALUES] = {};
     if (live) rotated_values<VECTOR>(p, head, begin, values);
     uint2 packed;
-    uint8_t exponent = quantize_values(values, lanes, &packed);
+    uint8_t exponent =
+        p.joined ? quantize_joined(values, &packed) : quantize_values(values, lanes, &packed);
     if (!live) continue;
     *reinterpret_cast<uint2 *>(codes + begin) = packed;
     if (lane % lanes == 0)
       oproj_layout_store(p.scales, p.layout, head.group, head.token,
-                         (head.column + begin) / p.block, p.tokens, columns, exponent);
+                         (head.column + begin) / (lanes * LANE_VALUES), p.tokens, columns,
+                         exponent);
   }
 }
 
@@ -146,9 +149,10 @@ constexpr int FIRST_ROPE_LANE = WARP - ROPE_DIM / LANE_VALUES; /* of the last st
 
 /* A warp takes HEADS consecutive heads of one token, all loads in flight at once; a block takes 8
  * consecutive tokens, so that each 32-byte sector of scales is written by one block, once. */
-template <int BLOCK, int HEADS>
+template <int BLOCK, bool JOINED, int HEADS>
 __global__ void __launch_bounds__(THREADS) input_quantize_heads_kernel(cuda_input p) {
-  constexpr int BLOCKS = HEAD_DIM / BLOCK, BLOCK_LANES = BLOCK / LANE_VALUES;
+  constexpr int BLOCK_LANES = JOINED ? JOINED_LANES : BLOCK / LANE_VALUES; /* with one scale */
+  constexpr int BLOCKS = HEAD_DIM / LANE_VALUES / BLOCK_LANES, STRIP_BLOCKS = WARP / BLOCK_LANES;
   __shared__ float scales[HEADS * BLOCKS][WARPS];
   let_successors_start();
   wait_for_predecessors();
@@ -190,10 +194,11 @@ __global__ void __launch_bounds__(THREADS) input_quantize_heads_kernel(cuda_inpu
         if (strip == STRIPS - 1 && rotates) unrotate_values(values, cos, sin);
         if (!row) values[0] = nan;
         uint2 packed;
-        uint8_t exponent = quantize_values(values, BLOCK_LANES, &packed);
+        uint8_t exponent = JOINED ? quantize_joined(values, &packed)
+                                  : quantize_values(values, BLOCK_LANES, &packed);
         *reinterpret_cast<uint2 *>(codes + h * HEAD_DIM + strip * STRIP) = packed;
         if (lane % BLOCK_LANES == 0)
-          scales[h * BLOCKS + strip * (STRIP / BLOCK) + lane / BLOCK_LANES][warp] =
+          scales[h * BLOCKS + strip * STRIP_BLOCKS + lane / BLOCK_LANES][warp] =
               oproj_ue8m0_to_f32(exponent);
       }
     }
@@ -202,7 +207,7 @@ __global__ void __launch_bounds__(THREADS) input_quantize_heads_kernel(cuda_inpu
 
   int64_t aligned = oproj_layout_aligned_tokens(p.tokens);
   float *to = static_cast<float *>(p.scales) +
-              (group * (cols / BLOCK) + head_in_group * BLOCKS) * aligned + blockIdx.y * WARPS;
+              (group * p.heads_per_group + head_in_group) * BLOCKS * aligned + blockIdx.y * WARPS;
   for (int i = threadIdx.x; i < HEADS * BLOCKS * WARPS; i += THREADS) {
     int row = i / WARPS, column = i % WARPS;
     int64_t t = static_cast<int64_t>(blockIdx.y) * WARPS + column;
@@ -231,10 +236,10 @@ __global__ void __launch_bounds__(THREADS) input_rotate_kernel(cuda_input p) {
 }
 
 __global__ void __launch_bounds__(THREADS) z_quantize_kernel(cuda_z p) {
-  int32_t columns = p.cols / p.block;
+  int lane = threadIdx.x % WARP, lanes = p.joined ? JOINED_LANES : p.block / LANE_VALUES;
+  int32_t columns = p.cols / (lanes * LANE_VALUES);
   clear_padding(p.scales, p.layout, 1, p.tokens, columns);
   int64_t token = blockIdx.x;
-  int lane = threadIdx.x % WARP, lanes = p.block / LANE_VALUES;
   int32_t begin = (static_cast<int32_t>(blockIdx.y) * THREADS + threadIdx.x) * LANE_VALUES;
   bool live = begin < p.cols;
   float values[LANE_VALUES] = {};
@@ -245,11 +250,13 @@ __global__ void __launch_bounds__(THREADS) z_quantize_kernel(cuda_z p) {
     for (int i = 0; i < LANE_VALUES; i++) values[i] = oproj_bf16_to_f32(raw[i]);
   }
   uint2 packed;
-  uint8_t exponent = quantize_values(values, lanes, &packed);
+  uint8_t exponent =
+      p.joined ? quantize_joined(values, &packed) : quantize_values(values, lanes, &packed);
   if (!live) return;
   *reinterpret_cast<uint2 *>(p.codes + token * p.cols + begin) = packed;
   if (lane % lanes == 0)
-    oproj_layout_store(p.scales, p.layout, 0, token, begin / p.block, p.tokens, columns, exponent);
+    oproj_layout_store(p.scales, p.layout, 0, token, begin / (lanes * LANE_VALUES), p.tokens,
+                       columns, exponent);
 }
 
 /* ---- launching ----------------------------------------------------------------------------- */
@@ -271,15 +278,15 @@ bool takes_heads(const cuda_input &p) {
          reinterpret_cast<uintptr_t>(p.cos_sin) % 16 == 0;
 }
 
-template <int BLOCK>
+template <int BLOCK, bool JOINED>
 cudaError_t launch_heads(const cuda_input &p, cudaStream_t stream) {
   constexpr int MANY_HEADS = 4, FEW_BLOCKS = 2048; /* up to here latency counts, beyond bandwidth */
   dim3 grid(p.heads, ceil_div(p.tokens, WARPS));
   if (grid.x * grid.y <= FEW_BLOCKS || p.heads_per_group % MANY_HEADS != 0)
-    return launch(input_quantize_heads_kernel<BLOCK, 1>, grid, THREADS, p, stream,
+    return launch(input_quantize_heads_kernel<BLOCK, JOINED, 1>, grid, THREADS, p, stream,
                   p.dependent != 0);
   grid.x = p.heads / MANY_HEADS;
-  return launch(input_quantize_heads_kernel<BLOCK, MANY_HEADS>, grid, THREADS, p, stream,
+  return launch(input_quantize_heads_kernel<BLOCK, JOINED, MANY_HEADS>, grid, THREADS, p, stream,
                 p.dependent != 0);
 }
 
@@ -288,8 +295,9 @@ cudaError_t launch_heads(const cuda_input &p, cudaStream_t stream) {
 extern "C" cudaError_t cuda_launch_input_quantize(const cuda_input *input, cudaStream_t stream) {
   if (input->tokens == 0) return cudaSuccess;
   if (takes_heads(*input))
-    return input->block == 128 ? launch_heads<128>(*input, stream)
-                               : launch_heads<32>(*input, stream);
+    return input->block == 128 ? launch_heads<128, false>(*input, stream)
+           : input->joined     ? launch_heads<32, true>(*input, stream)
+                               : launch_heads<32, false>(*input, stream);
   dim3 grid = grid_of(input->tokens, input->heads);
   return loads_vectors(*input)
              ? launch(input_quantize_kernel<true>, grid, THREADS, *input, stream)

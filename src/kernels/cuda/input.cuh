@@ -102,6 +102,38 @@ __device__ __forceinline__ uint8_t quantize_values(const float (&values)[LANE_VA
   return exponent;
 }
 
+/* Four codes times 2^-down, rounded. */
+__device__ __forceinline__ uint32_t lower_codes(uint32_t codes, int down) {
+  constexpr int MOST = 24; /* by which the largest code is long gone */
+  __half2 factor = __float2half2_rn(
+      oproj_num_from_bits(static_cast<uint32_t>(127 - (down < MOST ? down : MOST)) << 23));
+  uint32_t lowered = 0;
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    __half2_raw pair =
+        __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes >> 16 * i), __NV_E4M3);
+    __nv_fp8x2_storage_t two =
+        __nv_cvt_halfraw2_to_fp8x2(__hmul2(__half2(pair), factor), __NV_SATFINITE, __NV_E4M3);
+    lowered |= static_cast<uint32_t>(two) << 16 * i;
+  }
+  return lowered;
+}
+
+constexpr int JOINED_LANES = 16, SINGLE_LANES = JOINED_LANES / 4; /* of a block */
+
+/* quantize_values by blocks of 32, then joined in fours (sm90_join.h).  Returns the joined block's
+ * exponent. */
+__device__ __forceinline__ uint8_t quantize_joined(const float (&values)[LANE_VALUES],
+                                                   uint2 *codes) {
+  int own = quantize_values(values, SINGLE_LANES, codes), joined = own;
+#pragma unroll
+  for (int offset = SINGLE_LANES; offset < JOINED_LANES; offset *= 2)
+    joined = max(joined, __shfl_xor_sync(ALL_LANES, joined, offset));
+  if (joined > own)
+    *codes = make_uint2(lower_codes(codes->x, joined - own), lower_codes(codes->y, joined - own));
+  return static_cast<uint8_t>(joined);
+}
+
 }  // namespace
 
 #endif /* OPROJ_KERNELS_CUDA_INPUT_CUH */

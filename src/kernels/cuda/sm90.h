@@ -6,7 +6,8 @@
  *   sm90_write.cuh     what becomes of the sums of 64 tokens and more
  *   sm90_project.cu    its variants and their launch
  *   sm90_host.c        tensor maps, what fits, splits
- *   sm90_prefill.*     the same product for many tokens: a kernel of its own */
+ *   sm90_prefill.*     the same product for many tokens: a kernel of its own
+ *   sm90_join.*        blocks of 32 joined, so that V4.1 multiplies as V4 does */
 #ifndef OPROJ_KERNELS_CUDA_SM90_H
 #define OPROJ_KERNELS_CUDA_SM90_H
 
@@ -21,7 +22,7 @@ extern "C" {
 enum {
   SM90_TILE_ROWS = 128,          /* weight rows of a block: two warpgroups of 64 */
   SM90_TILE_COLS = 128,          /* values of K of a ring slot: 128 bytes, the swizzle's row */
-  SM90_MAX_TOKENS = 128,         /* tokens of a block */
+  SM90_MAX_TOKENS = 192,         /* tokens of a block */
   SM90_MOST_SPLIT = 4,           /* blocks of a cluster that share a tile's K */
   SM90_SHARED_BYTES = 227 * 1024 /* a block's limit */
 };
@@ -39,8 +40,8 @@ typedef struct sm90_product {
   int32_t call_tokens;   /* of the call that `tokens` are a part of: tiles and splits are chosen for
                             them, so that its sums are added in the same order */
   int32_t spare;         /* multiprocessors that are left to others; sm90_prefill's alone */
-  int32_t block;         /* of quantisation: 32 or 128 */
-  int32_t tile_tokens;   /* that a block has room for: 8, 16, 32, 64 or 128 ... */
+  int32_t block;         /* of values with one scale: 32 or 128 */
+  int32_t tile_tokens;   /* that a block has room for: 8, 16, 32, 64, 128 or 192 ... */
   int32_t step_tokens;   /* ... and takes: a multiple of 4 */
   int32_t split;         /* blocks of a cluster that share a tile's K: 1, 2 or 4 */
   int32_t stages;        /* ring slots; even, and all of them or 4 and more where fused */
@@ -54,7 +55,8 @@ typedef struct sm90_product {
                             layout is OPROJ_SCALE_F32 */
   uint16_t *out;       /* bf16 [tokens, out_stride]; NULL: not wanted */
   int64_t out_stride;
-  int32_t early; /* successors may start at once instead of at the end */
+  int32_t early;             /* successors may start at once instead of at the end */
+  int32_t z_block, z_joined; /* of zq, as cuda_input's */
 } sm90_product;
 
 /* ---- host side (sm90_host.c) --------------------------------------------------------------- */
@@ -82,19 +84,21 @@ int sm90_loads_input(const cuda_input *input);
 /* What WO_A leaves behind. */
 typedef struct sm90_result {
   const float *addend; /* f32 [tokens, z cols] to add before rounding, or NULL */
-  oproj_quant zq;      /* quantised z in any layout; codes NULL: not wanted */
+  oproj_quant zq;      /* quantised z in any layout; codes NULL: not wanted ... */
+  int joined;          /* ... with its blocks of 32 joined, OPROJ_SCALE_F32 alone */
   uint16_t *z;         /* z itself; NULL: not wanted */
 } sm90_result;
 
-/* WO_A from a quantised input (OPROJ_SCALE_F32) or, where x is NULL, from `input` itself. */
+/* WO_A from a quantised input (OPROJ_SCALE_F32; joined: its blocks of 32 are, as the weights') or,
+ * where x is NULL, from `input` itself. */
 oproj_status sm90_project_groups(const oproj_kernels_weights *weights,
-                                 const oproj_kernels_part *part, const oproj_quant *x,
+                                 const oproj_kernels_part *part, const oproj_quant *x, int joined,
                                  const cuda_input *input, const sm90_result *result,
                                  cudaStream_t stream);
 
-/* WO_B from a quantised z (OPROJ_SCALE_F32). */
+/* WO_B from a quantised z, likewise. */
 oproj_status sm90_project_out(const oproj_kernels_weights *weights, const oproj_kernels_part *part,
-                              const oproj_quant *zq, uint16_t *partial, int early,
+                              const oproj_quant *zq, int joined, uint16_t *partial, int early,
                               cudaStream_t stream);
 
 /* ---- device side (sm90_project.cu) --------------------------------------------------------- */
@@ -106,9 +110,9 @@ cudaError_t sm90_probe(int32_t *no_native);
 /* How many blocks of clusters of 1, 2 and 4 the current device holds at once. */
 cudaError_t sm90_query_capacity(int32_t capacity[CUDA_CLUSTER_SIZES]);
 
-/* Loads the code of every variant for such blocks: which ones a call takes depends on what else
- * serves it, so that a warm-up over token counts may miss some. */
-cudaError_t sm90_project_load(int32_t block);
+/* Loads the code of every variant for such blocks of the product and of z: which ones a call takes
+ * depends on what else serves it, so that a warm-up over token counts may miss some. */
+cudaError_t sm90_project_load(int32_t block, int32_t z_block);
 
 /* Bytes of shared memory that a block of this product takes with `stages` ring slots. */
 size_t sm90_shared_bytes(const sm90_product *product);

@@ -1,6 +1,7 @@
 /* sm90_host.c - what a product on SM90 looks like to its kernel: tensor maps, tile, split, ring. */
 #include "base/error.h"
 #include "kernels/cuda/sm90.h"
+#include "kernels/cuda/sm90_join.h"
 #include "kernels/cuda/sm90_prefill.h"
 
 enum { LOAD_VALUES = 8 }; /* bf16 values of a 16-byte load */
@@ -101,16 +102,28 @@ static int32_t split_of(const oproj_kernels *k, const sm90_product *p, int32_t t
   return split;
 }
 
-/* The smallest tile that holds all tokens.  Two of 64 serve better than one of 128 where the device
- * holds them all at once and K is short: weights then come from the L2 cache a second time, and the
- * end of a block, which grows with its tokens, weighs less.  (Measured on an H200:
+/* Whether one tile of all tokens, a half longer than one of 128, ends so much before two of 128 (in
+ * two rounds, where the device does not hold them all) that its longer end does not matter. */
+static int takes_all_tokens(const oproj_kernels *k, const sm90_product *p, int most_split) {
+  enum { HALF = SM90_PREFILL_TOKENS, GAIN = 8 }; /* slots; measured on an H200 */
+  int32_t slots = p->cols / SM90_TILE_COLS, rounds = 2 * row_tiles(p) > k->sm90_capacity[0] ? 2 : 1;
+  if (p->call_tokens <= HALF || p->call_tokens > SM90_MAX_TOKENS || p->fused) return 0;
+  if (row_tiles(p) > k->sm90_capacity[0]) return 0;
+  return rounds * slots / split_of(k, p, HALF, most_split) -
+             3 * slots / (2 * split_of(k, p, SM90_MAX_TOKENS, most_split)) >=
+         GAIN;
+}
+
+/* The smallest tile that holds all tokens, up to 128.  Two of 64 serve better than one of 128 where
+ * the device holds them all at once and K is short: weights then come from the L2 cache a second
+ * time, and the end of a block, which grows with its tokens, weighs less.  (Measured on an H200:
  * bench/README.md.) */
 static int32_t tile_of(const oproj_kernels *k, const sm90_product *p, int most_split) {
-  enum { SHORT_SLOTS = 32 };
+  enum { SHORT_SLOTS = 32, LARGE = 128 };
   int32_t tile = 8;
-  while (tile < p->call_tokens && tile < SM90_MAX_TOKENS) tile *= 2;
-  if (tile < SM90_MAX_TOKENS || row_tiles(p) * token_tiles(p, 64) > k->sm90_capacity[0])
-    return tile;
+  if (takes_all_tokens(k, p, most_split)) return SM90_MAX_TOKENS;
+  while (tile < p->call_tokens && tile < LARGE) tile *= 2;
+  if (tile < LARGE || row_tiles(p) * token_tiles(p, 64) > k->sm90_capacity[0]) return tile;
   int32_t slots = p->cols / SM90_TILE_COLS / split_of(k, p, tile, most_split);
   return slots < SHORT_SLOTS ? 64 : tile;
 }
@@ -151,7 +164,7 @@ static oproj_status clear_scales(const oproj_kernels *k, const oproj_quant *zq,
 }
 
 oproj_status sm90_project_groups(const oproj_kernels_weights *w, const oproj_kernels_part *part,
-                                 const oproj_quant *x, const cuda_input *input,
+                                 const oproj_quant *x, int joined, const cuda_input *input,
                                  const sm90_result *result, cudaStream_t stream) {
   enum { MOST_SPLIT = 2 }; /* clusters of 4 */
   const oproj_kernels *k = w->kernels;
@@ -162,9 +175,11 @@ oproj_status sm90_project_groups(const oproj_kernels_weights *w, const oproj_ker
                     .rows = k->z_cols,
                     .cols = k->group_cols,
                     .rows_per_group = k->config.dims.lora_rank,
-                    .block = k->config.dims.quant_block,
-                    .w_scales = w->wo_a.scales,
+                    .block = joined ? SM90_JOINED_BLOCK : k->config.dims.quant_block,
+                    .w_scales = joined ? w->wo_a_joined : w->wo_a.scales,
                     .addend = result->addend,
+                    .z_block = k->config.dims.quant_block,
+                    .z_joined = result->joined,
                     .zq = result->zq,
                     .out = result->z,
                     .out_stride = k->z_cols,
@@ -176,13 +191,14 @@ oproj_status sm90_project_groups(const oproj_kernels_weights *w, const oproj_ker
     p.input = *input;
   }
   TRY(clear_scales(k, &result->zq, stream));
-  if (sm90_prefill_takes(k, &p)) return sm90_prefill_project(k, &p, x, w->wo_a.data, stream);
+  if (!takes_all_tokens(k, &p, MOST_SPLIT) && sm90_prefill_takes(k, &p))
+    return sm90_prefill_project(k, &p, x, w->wo_a.data, stream);
   TRY(choose_shape(k, &p, MOST_SPLIT));
   return launch(&p, x, stream);
 }
 
 oproj_status sm90_project_out(const oproj_kernels_weights *w, const oproj_kernels_part *part,
-                              const oproj_quant *zq, uint16_t *partial, int early,
+                              const oproj_quant *zq, int joined, uint16_t *partial, int early,
                               cudaStream_t stream) {
   enum { MOST_SPLIT = 1 }; /* clusters of 2 */
   const oproj_kernels *k = w->kernels;
@@ -193,13 +209,14 @@ oproj_status sm90_project_out(const oproj_kernels_weights *w, const oproj_kernel
                     .rows = k->config.dims.hidden,
                     .cols = k->z_cols,
                     .rows_per_group = k->config.dims.hidden,
-                    .block = k->config.dims.quant_block,
-                    .w_scales = w->wo_b.scales,
+                    .block = joined ? SM90_JOINED_BLOCK : k->config.dims.quant_block,
+                    .w_scales = joined ? w->wo_b_joined : w->wo_b.scales,
                     .a_scales = zq->scales,
                     .out = partial,
                     .out_stride = k->config.dims.hidden,
                     .early = early};
-  if (sm90_prefill_takes(k, &p)) return sm90_prefill_project(k, &p, zq, w->wo_b.data, stream);
+  if (!takes_all_tokens(k, &p, MOST_SPLIT) && sm90_prefill_takes(k, &p))
+    return sm90_prefill_project(k, &p, zq, w->wo_b.data, stream);
   TRY(choose_shape(k, &p, MOST_SPLIT));
   return launch(&p, zq, stream);
 }

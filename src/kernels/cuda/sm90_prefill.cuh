@@ -83,7 +83,7 @@ struct Worker {
 };
 
 /* Tokens are an instruction's rows, a part's weight rows its columns. */
-template <int BLOCK, int PARTS, bool PAIRED>
+template <int BLOCK, int Z_BLOCK, int PARTS, bool PAIRED>
 struct Prefill {
   static constexpr int BLOCKS = PAIRED ? 2 : 1;         /* of a cluster */
   static constexpr int SCALES = SLOT_COLS / BLOCK;      /* of a token in a slot */
@@ -335,7 +335,7 @@ struct Prefill {
 #pragma unroll
       for (int j = 0; j < WRITE_PAIRS; j++)
         values[j] = make_float2(sums[4 * j + 2 * high], sums[4 * j + 2 * high + 1]);
-      write_token<BLOCK>(p, token, tile.first_row + part * PART_ROWS, lane, values);
+      write_token<Z_BLOCK>(p, token, tile.first_row + part * PART_ROWS, lane, values);
     }
   }
 
@@ -411,12 +411,12 @@ struct Prefill {
   }
 };
 
-template <int BLOCK, int PARTS, bool PAIRED>
+template <int BLOCK, int Z_BLOCK, int PARTS, bool PAIRED>
 __global__ void __launch_bounds__(THREADS, 1)
     prefill_kernel(const __grid_constant__ sm90_prefill p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ uint8_t memory[];
-  Prefill<BLOCK, PARTS, PAIRED>::run(p, memory);
+  Prefill<BLOCK, Z_BLOCK, PARTS, PAIRED>::run(p, memory);
 #endif
 }
 

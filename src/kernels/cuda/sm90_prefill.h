@@ -27,7 +27,7 @@ typedef struct sm90_prefill {
   CUtensorMap activations; /* e4m3 [groups, tokens, cols], boxes of 1 x step_tokens x 128 */
   int32_t tokens, rows, cols, rows_per_group;
   int32_t step_tokens; /* of a tile: a multiple of 4 */
-  int32_t block;       /* of quantisation: 32 or 128 */
+  int32_t block;       /* of values with one scale: 32 or 128 */
   int32_t parts;       /* 1 or 2 */
   int32_t paired;      /* blocks come in clusters of two that share each copy of weights */
   int32_t stages;      /* ring slots */
@@ -39,7 +39,8 @@ typedef struct sm90_prefill {
   oproj_quant zq;        /* where the value goes: quantised (codes not NULL) ... */
   uint16_t *out;         /* ... and rounded, bf16 [tokens, out_stride] (not NULL) */
   int64_t out_stride;
-  int32_t early; /* successors may start at once instead of at the end */
+  int32_t early;             /* successors may start at once instead of at the end */
+  int32_t z_block, z_joined; /* of zq, as cuda_input's */
 } sm90_prefill;
 
 /* ---- host side (sm90_prefill_host.c) -------------------------------------------------------- */
@@ -57,9 +58,9 @@ oproj_status sm90_prefill_project(const oproj_kernels *k, const sm90_product *p,
 /* Bytes of shared memory of a block with `stages` ring slots. */
 size_t sm90_prefill_shared_bytes(const sm90_prefill *p);
 
-/* Loads the code of every variant for such blocks: which one a call takes is no matter of powers of
- * two, so that a warm-up over token counts may miss some. */
-cudaError_t sm90_prefill_load(int32_t block);
+/* Loads the code of every variant for such blocks of the product and of z: which one a call takes
+ * is no matter of powers of two, so that a warm-up over token counts may miss some. */
+cudaError_t sm90_prefill_load(int32_t block, int32_t z_block);
 
 cudaError_t sm90_launch_prefill(const sm90_prefill *p, cudaStream_t stream);
 

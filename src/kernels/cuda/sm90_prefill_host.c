@@ -70,7 +70,7 @@ static void choose_shape(const oproj_kernels *k, const sm90_product *p, sm90_pre
 int sm90_prefill_takes(const oproj_kernels *k, const sm90_product *p) {
   int32_t tokens = p->call_tokens;
   int32_t tiles = ceil_div(p->rows, SM90_PREFILL_ROWS) * ceil_div(tokens, SM90_PREFILL_TOKENS);
-  return tokens > SM90_MAX_TOKENS && 2 * tiles > k->sm90_capacity[0] && !p->fused;
+  return tokens > SM90_PREFILL_TOKENS && 2 * tiles > k->sm90_capacity[0] && !p->fused;
 }
 
 oproj_status sm90_prefill_project(const oproj_kernels *k, const sm90_product *p,
@@ -84,6 +84,8 @@ oproj_status sm90_prefill_project(const oproj_kernels *k, const sm90_product *p,
                        .w_scales = p->w_scales,
                        .a_scales = p->a_scales,
                        .addend = p->addend,
+                       .z_block = p->z_block,
+                       .z_joined = p->z_joined,
                        .zq = p->zq,
                        .out = p->out,
                        .out_stride = p->out_stride,

@@ -6,9 +6,9 @@ namespace {
 using sm90::Project;
 using sm90::project_kernel;
 
-template <int N, int BLOCK, bool FUSED>
+template <int N, int BLOCK, int Z_BLOCK, bool FUSED>
 cudaError_t launch_variant(const sm90_product &p, cudaStream_t stream) {
-  void (*kernel)(sm90_product) = project_kernel<N, BLOCK, FUSED>;
+  void (*kernel)(sm90_product) = project_kernel<N, BLOCK, Z_BLOCK, FUSED>;
   size_t shared = sm90_shared_bytes(&p);
   cudaError_t error = allow_shared_memory(kernel, SM90_SHARED_BYTES);
   if (error != cudaSuccess) return error;
@@ -20,7 +20,7 @@ cudaError_t launch_variant(const sm90_product &p, cudaStream_t stream) {
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(ceil_div(p.rows, static_cast<int>(SM90_TILE_ROWS)) * p.split,
                         ceil_div(p.tokens, p.step_tokens));
-  config.blockDim = dim3(Project<N, BLOCK, FUSED>::THREADS);
+  config.blockDim = dim3(Project<N, BLOCK, Z_BLOCK, FUSED>::THREADS);
   config.dynamicSmemBytes = shared;
   config.stream = stream;
   config.attrs = attributes;
@@ -30,27 +30,31 @@ cudaError_t launch_variant(const sm90_product &p, cudaStream_t stream) {
 
 template <int N>
 cudaError_t launch_tokens(const sm90_product &p, cudaStream_t stream) {
-  if (p.block == 128) return launch_variant<N, 128, false>(p, stream);
-  return launch_variant<N, 32, false>(p, stream);
+  if (p.block == 32) return launch_variant<N, 32, 32, false>(p, stream);
+  return p.z_block == 32 ? launch_variant<N, 128, 32, false>(p, stream)
+                         : launch_variant<N, 128, 128, false>(p, stream);
 }
 
 template <int N>
 cudaError_t launch_fused(const sm90_product &p, cudaStream_t stream) {
-  if (p.block == 128) return launch_variant<N, 128, true>(p, stream);
-  return launch_variant<N, 32, true>(p, stream);
+  if (p.block == 32) return launch_variant<N, 32, 32, true>(p, stream);
+  return p.z_block == 32 ? launch_variant<N, 128, 32, true>(p, stream)
+                         : launch_variant<N, 128, 128, true>(p, stream);
 }
 
-template <int N, int BLOCK, bool FUSED>
+template <int N, int BLOCK, int Z_BLOCK, bool FUSED>
 cudaError_t load_variant() {
-  return allow_shared_memory(project_kernel<N, BLOCK, FUSED>, SM90_SHARED_BYTES);
+  return allow_shared_memory(project_kernel<N, BLOCK, Z_BLOCK, FUSED>, SM90_SHARED_BYTES);
 }
 
-template <int BLOCK>
+template <int BLOCK, int Z_BLOCK>
 cudaError_t load_block() {
-  cudaError_t (*const loads[])() = {load_variant<8, BLOCK, false>,   load_variant<16, BLOCK, false>,
-                                    load_variant<32, BLOCK, false>,  load_variant<64, BLOCK, false>,
-                                    load_variant<128, BLOCK, false>, load_variant<8, BLOCK, true>,
-                                    load_variant<16, BLOCK, true>,   load_variant<32, BLOCK, true>};
+  cudaError_t (*const loads[])() = {
+      load_variant<8, BLOCK, Z_BLOCK, false>,   load_variant<16, BLOCK, Z_BLOCK, false>,
+      load_variant<32, BLOCK, Z_BLOCK, false>,  load_variant<64, BLOCK, Z_BLOCK, false>,
+      load_variant<128, BLOCK, Z_BLOCK, false>, load_variant<192, BLOCK, Z_BLOCK, false>,
+      load_variant<8, BLOCK, Z_BLOCK, true>,    load_variant<16, BLOCK, Z_BLOCK, true>,
+      load_variant<32, BLOCK, Z_BLOCK, true>};
   for (auto load : loads) {
     cudaError_t error = load();
     if (error != cudaSuccess) return error;
@@ -85,7 +89,8 @@ extern "C" cudaError_t sm90_probe(int32_t *no_native) {
 }
 
 extern "C" cudaError_t sm90_query_capacity(int32_t capacity[CUDA_CLUSTER_SIZES]) {
-  void (*kernel)(sm90_product) = project_kernel<32, 128, false>; /* one of many: all fill a block */
+  void (*kernel)(sm90_product) =
+      project_kernel<32, 128, 128, false>; /* one of many: all fill a block */
   cudaError_t error = allow_shared_memory(kernel, SM90_SHARED_BYTES);
   for (int i = 0; i < CUDA_CLUSTER_SIZES && error == cudaSuccess; i++) {
     cudaLaunchAttribute attribute = {};
@@ -93,7 +98,7 @@ extern "C" cudaError_t sm90_query_capacity(int32_t capacity[CUDA_CLUSTER_SIZES])
     attribute.val.clusterDim = {1u << i, 1, 1};
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(1 << i);
-    config.blockDim = dim3(Project<32, 128, false>::THREADS);
+    config.blockDim = dim3(Project<32, 128, 128, false>::THREADS);
     config.dynamicSmemBytes = SM90_SHARED_BYTES;
     config.attrs = &attribute;
     config.numAttrs = 1;
@@ -104,8 +109,10 @@ extern "C" cudaError_t sm90_query_capacity(int32_t capacity[CUDA_CLUSTER_SIZES])
   return error;
 }
 
-extern "C" cudaError_t sm90_project_load(int32_t block) {
-  return block == 128 ? load_block<128>() : load_block<32>();
+extern "C" cudaError_t sm90_project_load(int32_t block, int32_t z_block) {
+  return block == 32     ? load_block<32, 32>()
+         : z_block == 32 ? load_block<128, 32>()
+                         : load_block<128, 128>();
 }
 
 extern "C" size_t sm90_shared_bytes(const sm90_product *p) {
@@ -126,6 +133,8 @@ extern "C" cudaError_t sm90_launch_project(const sm90_product *p, cudaStream_t s
       return p->fused ? cudaErrorInvalidValue : launch_tokens<64>(*p, stream);
     case 128:
       return p->fused ? cudaErrorInvalidValue : launch_tokens<128>(*p, stream);
+    case 192:
+      return p->fused ? cudaErrorInvalidValue : launch_tokens<192>(*p, stream);
     default:
       return cudaErrorInvalidValue;
   }

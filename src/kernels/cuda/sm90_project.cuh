@@ -10,12 +10,13 @@
  * columns, so that few tokens waste nothing.  From 64 on tokens are its rows and 128 weight rows
  * its columns: one wide instruction costs less than two narrow ones.  In a block
  *
- *   warp 8         copies weights into a ring of slots, each one 128 values of K, `window` slots
+ *   warps 0 to 7   two warpgroups (0 to 11, three, of 192 tokens): multiply a slot, scale its
+ *                  sums, add them in f32.  Of a slot each takes 64 weight rows, or 64 tokens; with
+ *                  64 tokens in all they take turns
+ *   warp 8 (12)    copies weights into a ring of slots, each one 128 values of K, `window` slots
  *                  ahead: more on their way would delay every other load
- *   warp 9         copies the activations' codes and scales into the same slots
+ *   warp 9 (13)    copies the activations' codes and scales into the same slots
  *   warps 9 to 12  (FUSED, instead) rotate and quantise attn_out straight into the slots
- *   warps 0 to 7   two warpgroups: multiply a slot, scale its sums, add them in f32.  Of a slot
- *                  each takes 64 weight rows, or 64 of 128 tokens; with 64 tokens they take turns
  *
  * At the end the parts of K meet, and z is rounded, quantised and written: up to 32 tokens, or with
  * clusters of four, from shared memory, a warp per token; else where the sums are, four threads per
@@ -33,9 +34,6 @@
 
 namespace sm90 {
 
-constexpr int MATH_WARPS = 8, MATH_THREADS = MATH_WARPS * WARP;
-constexpr int COPY_WARP = MATH_WARPS;
-constexpr int INPUT_WARP = COPY_WARP + 1; /* the first */
 constexpr int QUANTIZE_WARPS = 4, QUANTIZE_THREADS = QUANTIZE_WARPS * WARP;
 constexpr int K_STEP = 32;                     /* values of K of one instruction */
 constexpr int STEPS = SM90_TILE_COLS / K_STEP; /* instructions per slot */
@@ -98,11 +96,17 @@ struct Block {
   int first_token, tokens; /* whose scales exist in memory: a multiple of 4 */
 };
 
-template <int N, int BLOCK, bool FUSED>
+template <int N, int BLOCK, int Z_BLOCK, bool FUSED>
 struct Project {
   static constexpr int SCALES = scales_per_slot(BLOCK);
-  static constexpr int CODE_BYTES = N * SM90_TILE_COLS;
-  static constexpr int THREADS = MATH_THREADS + WARP + (FUSED ? QUANTIZE_THREADS : WARP);
+  static constexpr int MATH_WARPS = N <= 128 ? 8 : N / 16, MATH_THREADS = MATH_WARPS * WARP;
+  static constexpr int COPY_WARP = MATH_WARPS;
+  static constexpr int INPUT_WARP = COPY_WARP + 1; /* the first */
+  /* Three warpgroups of products need registers of a fourth, whose other warps idle. */
+  static constexpr bool WIDE = MATH_WARPS > 8;
+  static constexpr int MATH_REGISTERS = 152, COPY_REGISTERS = 56;
+  static constexpr int COPY_THREADS = WIDE ? 4 * WARP : FUSED ? WARP + QUANTIZE_THREADS : 2 * WARP;
+  static constexpr int THREADS = MATH_THREADS + COPY_THREADS;
   static constexpr int STEPS_PER_SCALE = BLOCK / K_STEP; /* 4 or 1 */
 
   static __device__ __forceinline__ uint32_t slot_address(const Block &b, int slot) {
@@ -121,7 +125,7 @@ struct Project {
     return reinterpret_cast<float *>(b.memory + b.at.a_scales) + slot * SCALES * N;
   }
 
-  /* ---- warp 8: weights --------------------------------------------------------------------- */
+  /* ---- warp 8 (12): weights ------------------------------------------------------------------ */
 
   struct Copies {
     Cursor issue, landed;
@@ -160,7 +164,7 @@ struct Project {
     }
   }
 
-  /* ---- warp 9: activations ----------------------------------------------------------------- */
+  /* ---- warp 9 (13): activations -------------------------------------------------------------- */
 
   /* Lane 0 copies codes, the next ones a row of scales each. */
   static __device__ void run_inputs(const sm90_product &p, const Block &b, int lane) {
@@ -244,7 +248,8 @@ struct Project {
         unrotate_values(values, table[0], table[ROPE_DIM / 2 / 4]);
       }
       uint2 packed;
-      uint8_t exponent = quantize_values(values, BLOCK_LANES, &packed);
+      uint8_t exponent = Z_BLOCK < BLOCK ? quantize_joined(values, &packed)
+                                         : quantize_values(values, BLOCK_LANES, &packed);
       /* The swizzle exchanges the row's 16-byte chunks by its number. */
       int chunk = (column / 2) ^ (row % 8);
       *reinterpret_cast<uint2 *>(codes + row * SM90_TILE_COLS + chunk * 16 + column % 2 * 8) =
@@ -284,7 +289,7 @@ struct Project {
     }
   }
 
-  /* ---- warps 0 to 7: products -------------------------------------------------------------- */
+  /* ---- warps 0 to 7 (11): products ----------------------------------------------------------- */
 
   static constexpr bool TOKENS_ARE_ROWS = N >= ROW_TOKENS;
   static constexpr bool TURNS = N == ROW_TOKENS; /* a warpgroup takes every second slot, whole */
@@ -294,7 +299,7 @@ struct Project {
   static __device__ __forceinline__ void begin_products(const Block &b, int slot, int step,
                                                         int warpgroup, float (&sums)[SUMS]) {
     uint32_t address = slot_address(b, slot);
-    int token_half = TOKENS_ARE_ROWS && !TURNS ? warpgroup * (CODE_BYTES / 2) : 0;
+    int token_half = TOKENS_ARE_ROWS && !TURNS ? warpgroup * ROW_TOKENS * SM90_TILE_COLS : 0;
     int row_half = TOKENS_ARE_ROWS ? 0 : warpgroup * (WEIGHT_BYTES / 2);
     uint64_t codes = describe_operand(address + WEIGHT_BYTES + token_half) + 2 * step;
     uint64_t weights = describe_operand(address + row_half) + 2 * step;
@@ -409,7 +414,7 @@ struct Project {
     }
   }
 
-  /* Tokens as rows leave registers for one set of sums: the other warpgroup multiplies while this
+  /* Tokens as rows leave registers for one set of sums: another warpgroup multiplies while this
    * one adds.  In turns each takes every second slot; their number is even, so that a slot always
    * is the same warpgroup's. */
   static __device__ __forceinline__ void multiply_rows(const sm90_product &p, const Block &b,
@@ -553,8 +558,8 @@ struct Project {
       if (p.split > 2)
         spread_row(b, token, lane, rows[i]);
       else
-        write_token<BLOCK>(p, token < b.tokens ? b.first_token + token : INT32_MAX, column, lane,
-                           rows[i]);
+        write_token<Z_BLOCK>(p, token < b.tokens ? b.first_token + token : INT32_MAX, column, lane,
+                             rows[i]);
     }
     return p.split <= 2;
   }
@@ -575,25 +580,39 @@ struct Project {
     return sum;
   }
 
-  static constexpr int BLOCK_LANES = BLOCK / 4;
-
+  /* The codes of a lane's 4 columns and, by the first lane of a block, its scale. */
   static __device__ __forceinline__ void write_column_codes(const sm90_product &p, int64_t token,
-                                                            int64_t column, int lane, float4 values,
-                                                            float amax) {
-    uint8_t exponent = oproj_quant_exponent(amax);
-    int64_t columns = p.rows / BLOCK;
-    bool leads = lane % BLOCK_LANES == 0;
+                                                            int64_t column, int lane,
+                                                            uint32_t codes, int exponent) {
+    int width = Z_BLOCK < SM90_TILE_ROWS && p.z_joined ? SM90_TILE_ROWS
+                                                       : Z_BLOCK; /* of columns with one scale */
+    int64_t at = column / width, columns = p.rows / width;
+    bool leads = column % width == 0;
     if (token < p.tokens) {
-      *reinterpret_cast<uint32_t *>(p.zq.codes + token * p.rows + column) =
-          codes_of_values(values.x, values.y, values.z, values.w, exponent);
+      *reinterpret_cast<uint32_t *>(p.zq.codes + token * p.rows + column) = codes;
       if (leads)
-        oproj_layout_store(p.zq.scales, p.zq.layout, 0, token, column / BLOCK, p.tokens, columns,
-                           exponent);
+        oproj_layout_store(p.zq.scales, p.zq.layout, 0, token, at, p.tokens, columns, exponent);
     } else if (leads && p.zq.layout == OPROJ_SCALE_F32 &&
                token < oproj_layout_aligned_tokens(p.tokens)) {
-      static_cast<float *>(
-          p.zq.scales)[oproj_layout_f32(0, token, column / BLOCK, p.tokens, columns)] = 0.0f;
+      static_cast<float *>(p.zq.scales)[oproj_layout_f32(0, token, at, p.tokens, columns)] = 0.0f;
     }
+  }
+
+  /* Quantises a row of 128 values, 4 to a lane. */
+  static __device__ __forceinline__ void quantize_columns(const sm90_product &p, int64_t token,
+                                                          int64_t column, int lane, float4 sum) {
+    float amax = oproj_quant_amax(oproj_quant_amax(0.0f, sum.x), sum.y);
+    amax = oproj_quant_amax(oproj_quant_amax(amax, sum.z), sum.w);
+#pragma unroll
+    for (int offset = Z_BLOCK / 8; offset > 0; offset /= 2)
+      amax = oproj_quant_amax(amax, __shfl_xor_sync(ALL_LANES, amax, offset));
+    int own = oproj_quant_exponent(amax), exponent = own;
+    uint32_t codes = codes_of_values(sum.x, sum.y, sum.z, sum.w, own);
+    if (Z_BLOCK < SM90_TILE_ROWS && p.z_joined) {
+      exponent = __reduce_max_sync(ALL_LANES, own);
+      if (exponent > own) codes = lower_codes(codes, exponent - own);
+    }
+    write_column_codes(p, token, column, lane, codes, exponent);
   }
 
   /* Rounds a lane's 4 rows to bf16, in place, and writes them where they are wanted. */
@@ -624,13 +643,7 @@ struct Project {
                                                        int token, int lane, float4 sum) {
     int64_t column = static_cast<int64_t>(b.tile) * SM90_TILE_ROWS + lane * 4;
     round_and_write(p, b.first_token + token, column, &sum);
-    if (!p.zq.codes) return;
-    float amax = oproj_quant_amax(oproj_quant_amax(0.0f, sum.x), sum.y);
-    amax = oproj_quant_amax(oproj_quant_amax(amax, sum.z), sum.w);
-#pragma unroll
-    for (int offset = BLOCK_LANES / 2; offset > 0; offset /= 2)
-      amax = oproj_quant_amax(amax, __shfl_xor_sync(ALL_LANES, amax, offset));
-    write_column_codes(p, b.first_token + token, column, lane, sum, amax);
+    if (p.zq.codes) quantize_columns(p, b.first_token + token, column, lane, sum);
   }
 
   /* The blocks of a cluster share out the tokens, and their warps those, BATCH at a time. */
@@ -710,6 +723,19 @@ struct Project {
     write_sums(p, b, warp, lane);
   }
 
+  static __device__ __forceinline__ void run_loads(const sm90_product &p, const Block &b, int warp,
+                                                   int lane, Copies *copies) {
+    if (warp == COPY_WARP) {
+      if (lane == 0) run_copies(p, b, copies);
+    } else if constexpr (FUSED) {
+      run_quantizers(p, b, warp - INPUT_WARP, lane);
+    } else if (warp == INPUT_WARP) {
+      run_inputs(p, b, lane);
+    }
+    __syncwarp();
+    if (p.split > 1) cluster_barrier();
+  }
+
   static __device__ void run(const sm90_product &p, uint8_t *unaligned) {
     uint8_t *memory = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
     const Block b = describe_block(p, memory);
@@ -721,30 +747,23 @@ struct Project {
     if (warp < MATH_WARPS) copy_w_scales(p, b);
     __syncthreads();
 
-    if (warp == COPY_WARP) {
-      if (lane == 0) run_copies(p, b, &copies);
-      __syncwarp();
-      if (p.split > 1) cluster_barrier();
-    } else if (warp >= INPUT_WARP) {
-      if constexpr (FUSED)
-        run_quantizers(p, b, warp - INPUT_WARP, lane);
-      else
-        run_inputs(p, b, lane);
-      __syncwarp();
-      if (p.split > 1) cluster_barrier();
+    if (warp >= MATH_WARPS) {
+      if constexpr (WIDE) registers_shrink<COPY_REGISTERS>();
+      run_loads(p, b, warp, lane, &copies);
     } else {
+      if constexpr (WIDE) registers_grow<MATH_REGISTERS>();
       run_products(p, b, warp, lane);
     }
     if (p.split > 1) cluster_barrier(); /* peers may still read this block's sums */
   }
 };
 
-template <int N, int BLOCK, bool FUSED>
-__global__ void __launch_bounds__(Project<N, BLOCK, FUSED>::THREADS, 1)
+template <int N, int BLOCK, int Z_BLOCK, bool FUSED>
+__global__ void __launch_bounds__(Project<N, BLOCK, Z_BLOCK, FUSED>::THREADS, 1)
     project_kernel(const __grid_constant__ sm90_product p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ uint8_t memory[];
-  Project<N, BLOCK, FUSED>::run(p, memory);
+  Project<N, BLOCK, Z_BLOCK, FUSED>::run(p, memory);
 #endif
 }
 

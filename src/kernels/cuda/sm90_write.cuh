@@ -64,6 +64,10 @@ __device__ __forceinline__ void write_codes(const Product &p, int64_t token, int
     amax = __vmaxu2(amax, __shfl_xor_sync(ALL_LANES, amax, 2));
     exponents[b] = oproj_quant_exponent(oproj_num_from_bits(max(amax << 16, amax & 0xFFFF0000u)));
   }
+  int joined = 0; /* exponent of all blocks together */
+  if (BLOCK < WRITE_COLS && p.z_joined)
+#pragma unroll
+    for (int b = 0; b < BLOCKS; b++) joined = max(joined, exponents[b]);
   bool live = token < p.tokens;
   int mine = lane % 4;
   uint8_t *to = p.zq.codes + token * p.rows + column + mine * 16;
@@ -75,6 +79,8 @@ __device__ __forceinline__ void write_codes(const Product &p, int64_t token, int
       int j = half * 8 + i * 2;
       float2 a = floats_of_bf16s(pairs[j]), c = floats_of_bf16s(pairs[j + 1]);
       words[i] = codes_of_values(a.x, a.y, c.x, c.y, exponents[j / SPAN]);
+      if (BLOCK < WRITE_COLS && joined > exponents[j / SPAN])
+        words[i] = lower_codes(words[i], joined - exponents[j / SPAN]);
     }
     exchange_words(words, lane);
     uint4 packed = make_uint4(
@@ -82,12 +88,14 @@ __device__ __forceinline__ void write_codes(const Product &p, int64_t token, int
         __byte_perm(words[0], words[1], 0x7632), __byte_perm(words[2], words[3], 0x7632));
     if (live) *reinterpret_cast<uint4 *>(to + half * 64) = packed;
   }
-  if (mine >= BLOCKS) return; /* each of the four writes one block's scale */
+  bool single = BLOCK == WRITE_COLS || p.z_joined; /* one scale for all columns */
+  if (single && mine > 0) return;                  /* else each of the four writes one */
   uint8_t exponent = exponents[0];
 #pragma unroll
   for (int b = 1; b < BLOCKS; b++)
     if (b == mine) exponent = exponents[b];
-  int64_t at = column / BLOCK + mine, columns = p.rows / BLOCK;
+  if (BLOCK < WRITE_COLS && p.z_joined) exponent = joined;
+  int64_t width = single ? WRITE_COLS : BLOCK, at = column / width + mine, columns = p.rows / width;
   if (live)
     oproj_layout_store(p.zq.scales, p.zq.layout, 0, token, at, p.tokens, columns, exponent);
   else if (p.zq.layout == OPROJ_SCALE_F32 && token < oproj_layout_aligned_tokens(p.tokens))
@@ -159,7 +167,7 @@ __device__ __forceinline__ void add_more(const Product &p, int64_t token, int64_
 }
 
 /* A token's sums of the 128 columns from `column` on, all lanes of the warp taking part: rounded,
- * and quantised (p.zq), written (p.out), or both. */
+ * and quantised (p.zq) in blocks of BLOCK, written (p.out), or both. */
 template <int BLOCK, typename Product>
 __device__ __forceinline__ void write_token(const Product &p, int64_t token, int64_t column,
                                             int lane, float2 (&values)[WRITE_PAIRS]) {

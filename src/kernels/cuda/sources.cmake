@@ -17,6 +17,8 @@ set(OPROJ_CUDA_SOURCES
     kernels/cuda/sm90_decode.cu
     kernels/cuda/sm90_decode_host.c
     kernels/cuda/sm90_host.c
+    kernels/cuda/sm90_join.cu
+    kernels/cuda/sm90_join_host.c
     kernels/cuda/sm90_prefill.cu
     kernels/cuda/sm90_prefill_host.c
     kernels/cuda/sm90_project.cu

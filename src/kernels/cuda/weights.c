@@ -10,6 +10,7 @@
 #include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/sm90_decode.h"
+#include "kernels/cuda/sm90_join.h"
 
 static oproj_status upload(oproj_kernels *k, void *to, const void *from, size_t bytes) {
   if (bytes == 0) return OPROJ_OK;
@@ -52,6 +53,8 @@ void cuda_weights_destroy(oproj_kernels_weights *w) {
   cudaFree((void *)w->wo_a.scales);
   cudaFree((void *)w->wo_b.data);
   cudaFree((void *)w->wo_b.scales);
+  cudaFree(w->wo_a_joined);
+  cudaFree(w->wo_b_joined);
   cudaFree(w->wo_a_tiles);
   cudaFree(w->wo_b_tiles);
   adapter_clear(&w->adapter);
@@ -81,6 +84,10 @@ oproj_status cuda_weights_create(oproj_kernels_weights **out, oproj_kernels *k,
   TRY_GOTO(copy_matrix(k, &w->wo_a, wo_a), status, out);
   TRY_GOTO(copy_matrix(k, &w->wo_b, wo_b), status, out);
   TRY_GOTO(describe_to_sm90(w), status, out);
+  if (sm90_takes_groups(w))
+    TRY_GOTO(sm90_join_make(k, &w->wo_a, wo_a, "wo_a", &w->wo_a_joined), status, out);
+  if (sm90_takes_out(w))
+    TRY_GOTO(sm90_join_make(k, &w->wo_b, wo_b, "wo_b", &w->wo_b_joined), status, out);
   TRY_GOTO(cuda_lt_sm100_make(k, &w->wo_a, wo_a, &w->wo_a_tiles), status, out);
   TRY_GOTO(cuda_lt_sm100_make(k, &w->wo_b, wo_b, &w->wo_b_tiles), status, out);
   TRY_GOTO(cuda_lt_warm(w), status, out);
@@ -94,6 +101,8 @@ out:
 
 oproj_status cuda_weights_check(const oproj_kernels_weights *w, const oproj_matrix *wo_a,
                                 const oproj_matrix *wo_b) {
+  TRY(sm90_join_check(w->wo_a_joined, wo_a, "wo_a"));
+  TRY(sm90_join_check(w->wo_b_joined, wo_b, "wo_b"));
   TRY(cuda_lt_sm100_check(w->wo_a_tiles, wo_a, "wo_a"));
   return cuda_lt_sm100_check(w->wo_b_tiles, wo_b, "wo_b");
 }
@@ -103,6 +112,8 @@ oproj_status cuda_weights_replace(oproj_kernels_weights *w, const oproj_matrix *
   CUDA_TRY(cudaSetDevice(w->kernels->device));
   TRY(copy_values(w->kernels, &w->wo_a, wo_a));
   TRY(copy_values(w->kernels, &w->wo_b, wo_b));
+  TRY(sm90_join_renew(w->kernels, &w->wo_a, w->wo_a_joined));
+  TRY(sm90_join_renew(w->kernels, &w->wo_b, w->wo_b_joined));
   TRY(cuda_lt_sm100_renew(w->kernels, &w->wo_a, w->wo_a_tiles));
   return cuda_lt_sm100_renew(w->kernels, &w->wo_b, w->wo_b_tiles);
 }

@@ -352,8 +352,8 @@ static int32_t ref_capability(const oproj_kernels *k) {
   return 0;
 }
 
-static void ref_describe(const oproj_kernels *k, oproj_path_query *query) {
-  (void)k;
+static void ref_describe(const oproj_kernels_weights *w, oproj_path_query *query) {
+  (void)w;
   query->sm = 0;
 }
 
