@@ -314,7 +314,9 @@ OPROJ_API oproj_status oproj_layer_create(oproj_layer **out, oproj_ctx *ctx,
 OPROJ_API void oproj_layer_destroy(oproj_layer *layer);
 
 /* COLLECTIVE.  New values in the same device memory; shapes and dtypes must not change.  No forward
- * call of this layer may be in flight.  On error the old values keep serving. */
+ * call of this layer may be in flight.  On error the old values keep serving.  ERR_UNSUPPORTED also
+ * where captured graphs take scales to be what the new ones are not: in blocks of 32 on SM90 as
+ * oproj_path_query's apart says, in blocks of 128 on SM100 and SM103 powers of two. */
 OPROJ_API oproj_status oproj_layer_replace(oproj_layer *layer, const oproj_matrix *wo_a,
                                            const oproj_matrix *wo_b);
 

@@ -49,6 +49,10 @@ START_TEST(exact_data_is_bit_equal) {
   check_exact(&r, OPROJ_DTYPE_E4M3, 4);
   check_exact(&r, OPROJ_DTYPE_E4M3, 17);
   rig_close(&r);
+  r = rig_open(512, 8, _i ? 128 : 96, 2, 256, _i ? 128 : 32, 129); /* heads of three blocks */
+  check_exact(&r, OPROJ_DTYPE_E4M3, 5);
+  check_exact(&r, OPROJ_DTYPE_E4M3, 129);
+  rig_close(&r);
 }
 END_TEST
 

@@ -84,7 +84,8 @@ oproj_status cuda_weights_create(oproj_kernels_weights **out, oproj_kernels *k,
   TRY_GOTO(copy_matrix(k, &w->wo_a, wo_a), status, out);
   TRY_GOTO(copy_matrix(k, &w->wo_b, wo_b), status, out);
   TRY_GOTO(describe_to_sm90(w), status, out);
-  if (sm90_takes_groups(w))
+  /* The input is quantised head by head. */
+  if (sm90_takes_groups(w) && k->config.dims.head_dim % SM90_JOINED_BLOCK == 0)
     TRY_GOTO(sm90_join_make(k, &w->wo_a, wo_a, "wo_a", &w->wo_a_joined), status, out);
   if (sm90_takes_out(w))
     TRY_GOTO(sm90_join_make(k, &w->wo_b, wo_b, "wo_b", &w->wo_b_joined), status, out);
