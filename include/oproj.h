@@ -316,7 +316,7 @@ OPROJ_API void oproj_layer_destroy(oproj_layer *layer);
 /* COLLECTIVE.  New values in the same device memory; shapes and dtypes must not change.  No forward
  * call of this layer may be in flight.  On error the old values keep serving.  ERR_UNSUPPORTED also
  * where captured graphs take scales to be what the new ones are not: in blocks of 32 on SM90 as
- * oproj_path_query's apart says, in blocks of 128 on SM100 and SM103 powers of two. */
+ * oproj_path_query's unjoined says, in blocks of 128 on SM100 and SM103 powers of two. */
 OPROJ_API oproj_status oproj_layer_replace(oproj_layer *layer, const oproj_matrix *wo_a,
                                            const oproj_matrix *wo_b);
 
@@ -457,8 +457,8 @@ typedef struct oproj_path_query {
   oproj_path forced;   /* OPROJ_PATH_AUTO: none */
   int32_t resident;    /* whole-multiprocessor blocks that the GPU holds at once; 0: an H200's */
   int32_t no_native;   /* nonzero: a probe found no machine code for the GPU in this build */
-  int32_t apart; /* nonzero: scales of WO_B's blocks of 32 are no powers of two, or lie further
-                          than 2^6 apart in 128 x 128 values, so that SM90 cannot join them */
+  int32_t unjoined; /* nonzero: WO_B has blocks of 32 that SM90 cannot join to such of 128, as their
+                          scales are no powers of two or lie further than 2^6 apart */
 } oproj_path_query;
 
 typedef struct oproj_path_choice {

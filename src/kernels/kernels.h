@@ -24,7 +24,7 @@ typedef struct oproj_kernels_config {
   int32_t device; /* ordinal; ignored by ref */
   int32_t max_tokens;
   oproj_path path; /* forced, or AUTO */
-  int32_t threads; /* host threads of ref; ignored by cuda */
+  int32_t threads; /* host threads */
 } oproj_kernels_config;
 
 /* Sizes that follow from a config, named once. */
@@ -199,7 +199,7 @@ typedef struct oproj_kernels_ops {
   int32_t (*capability)(const oproj_kernels *kernels);
 
   /* Fills in what oproj_path_choose asks of the device and of the weights' scales: sm, resident,
-   * no_native, apart. */
+   * no_native, unjoined. */
   void (*describe)(const oproj_kernels_weights *weights, oproj_path_query *query);
 } oproj_kernels_ops;
 

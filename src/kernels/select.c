@@ -93,7 +93,8 @@ static const char *why_not_library(const oproj_path_query *q) {
   if (q->wo_a != OPROJ_DTYPE_E4M3 || (q->wo_b != OPROJ_DTYPE_E4M3 && !q->own_out))
     return "a weight is bf16";
   if (q->dims.quant_block != 128 && q->sm != 90) return "blocks of 32 run on our own kernels";
-  if (q->dims.quant_block != 128 && q->apart) return "scales of blocks of 32 lie too far apart";
+  if (q->dims.quant_block != 128 && q->unjoined)
+    return "WO_B has blocks of 32 that cannot be joined";
   if (q->tokens < OPROJ_KERNELS_LIBRARY_TOKENS) return "fewer than 768 tokens";
   if (q->dims.lora_rank % 128 != 0 || group_cols(&q->dims) % 512 != 0 ||
       q->dims.hidden % 128 != 0 || q->groups * q->dims.lora_rank % 512 != 0)

@@ -279,6 +279,15 @@ START_TEST(joined_weights_keep_their_kind) {
   if (r.ops->capability(r.cuda) == 90)
     EXPECT_FAIL(r.ops->weights_check(joined.cuda, &apart.wo_a, &apart.wo_b), OPROJ_ERR_UNSUPPORTED,
                 "wo_a came with scales that are powers of two");
+  /* A row of the smallest codes, three quarters of a tile's under a scale of 64 beside them. */
+  float *scales = (float *)joined.wo_a.scales;
+  uint8_t *codes = (uint8_t *)joined.wo_a.data;
+  scales[0] = 64.0f;
+  EXPECT_OK(r.ops->weights_check(joined.cuda, &joined.wo_a, &joined.wo_b));
+  memset(codes, 1, (size_t)joined.wo_a.cols);
+  if (r.ops->capability(r.cuda) == 90)
+    EXPECT_FAIL(r.ops->weights_check(joined.cuda, &joined.wo_a, &joined.wo_b),
+                OPROJ_ERR_UNSUPPORTED, "wo_a came with scales");
   layer_close(&r, &apart);
   layer_close(&r, &joined);
   rig_close(&r);

@@ -81,8 +81,8 @@ START_TEST(choice_by_layer) {
     ck_assert_ptr_nonnull(strstr(choice.reason, words)); \
   } while (0)
   CHOSEN(query.dims.quant_block = 32, "library-fast", "cuBLASLt");
-  CHOSEN((query.dims.quant_block = 32, query.apart = 1), "grouped-fast", "too far apart");
-  CHOSEN(query.apart = 1, "library-fast", "cuBLASLt");
+  CHOSEN((query.dims.quant_block = 32, query.unjoined = 1), "grouped-fast", "cannot be joined");
+  CHOSEN(query.unjoined = 1, "library-fast", "cuBLASLt");
   CHOSEN(query.wo_a = OPROJ_DTYPE_BF16, "portable", "WO_A is bf16");
   CHOSEN(query.wo_b = OPROJ_DTYPE_BF16, "portable", "WO_B is bf16");
   CHOSEN(query.own_out = 1, "grouped-fast", "caller's");

@@ -197,7 +197,6 @@ static oproj_status forward_groups(const oproj_kernels_weights *w, const oproj_i
     oproj_path_choice choice;
     int joined = w->wo_a_joined != NULL;
     cuda_input input = describe_input(k, io, part);
-    input.joined = joined;
     if (choose_path(w, part->call_tokens, 1, &choice) == OPROJ_OK &&
         choice.path == OPROJ_PATH_FUSED && sm90_loads_input(&input)) {
       sm90_result result = {.z = z};
@@ -335,7 +334,6 @@ static oproj_status forward_to_quantized_z(const oproj_kernels_weights *w, const
   int joined = w->wo_a_joined != NULL;
   sm90_result result = {.zq = *zq, .joined = z_joined};
   cuda_input input = describe_input(k, io, part);
-  input.joined = joined;
   if (fused && sm90_loads_input(&input))
     return CUDA_IN_RANGE("WO_A",
                          sm90_project_groups(w, part, NULL, joined, &input, &result, stream));
@@ -406,7 +404,8 @@ static oproj_io warm_input(const oproj_kernels *k, char *zeros, int32_t tokens) 
                     .positions = zeros};
 }
 
-/* Heads or a table that 16-byte loads cannot take have kernels of their own. */
+/* Heads or a table that 16-byte loads cannot take have kernels of their own, and so have blocks
+ * that a chain joins and a stage alone does not. */
 static oproj_status warm_inputs(const oproj_kernels_weights *w, char *zeros, cudaStream_t stream) {
   const oproj_kernels *k = w->kernels;
   oproj_quant xq = workspace_xq(k, 1);
@@ -416,6 +415,13 @@ static oproj_status warm_inputs(const oproj_kernels_weights *w, char *zeros, cud
   odd_heads.head_stride++;
   TRY(quantize_input(k, &odd_table, &whole, &xq, 0, stream));
   TRY(quantize_input(k, &odd_heads, &whole, &xq, 0, stream));
+  for (int32_t tokens = 1, most = k->config.max_tokens;; tokens = most) {
+    oproj_io io = warm_input(k, zeros, tokens);
+    oproj_kernels_part part = oproj_kernels_whole(tokens);
+    xq = workspace_xq(k, tokens);
+    TRY(quantize_input(k, &io, &part, &xq, 0, stream));
+    if (tokens == most) break;
+  }
   TRY(rotate_input(k, &odd_heads, &whole, k->work.x, stream));
   return rotate_input(k, &odd_table, &whole, k->work.x, stream);
 }

@@ -240,7 +240,7 @@ int32_t cuda_capability(const oproj_kernels *k) {
 
 void cuda_describe(const oproj_kernels_weights *w, oproj_path_query *query) {
   const oproj_kernels *k = w->kernels;
-  query->apart = k->config.dims.quant_block == SM90_SINGLE_BLOCK && !w->wo_b_joined;
+  query->unjoined = k->config.dims.quant_block == SM90_SINGLE_BLOCK && !w->wo_b_joined;
   query->sm = k->capability;
   query->resident = k->sm90_capacity[0];
   query->no_native = k->no_native;

@@ -308,6 +308,7 @@ oproj_status cuda_lt_warm(const oproj_kernels_weights *w) {
   for (int product = 0; product < LT_PRODUCTS; product++) {
     if (!k->lt || k->lt->warm[product] || !has_scales(w, (lt_product)product)) continue;
     stopwatch s = {0};
+    CUDA_TRY(cudaDeviceSynchronize()); /* calls of other layers may still use the workspace */
     oproj_status status = stopwatch_open(&s, k->upload);
     if (status == OPROJ_OK) status = choose_all(w, (lt_product)product, &s);
     stopwatch_close(&s);

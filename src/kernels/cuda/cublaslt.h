@@ -1,11 +1,11 @@
 /* cublaslt.h - projections of large batches through cuBLASLt, in blocks of 128: WO_B on SM90, where
  * V4.1's blocks of 32 are joined to such (sm90_join.h), both products of V4 on SM100 and SM103.
  *
- * On SM90 cuBLASLt takes the checkpoint's weight scales and OPROJ_SCALE_F32 as they lie, but counts
- * tokens in fours.  The rows that pad a count read whatever follows the codes, times a scale of
- * zero, and land behind the last row of the result: only buffers with slack may serve counts that
- * are no multiple of four.  The workspace has it; a caller's buffer is never written past its last
- * row.
+ * On SM90 cuBLASLt takes weight scales (the joined ones) and OPROJ_SCALE_F32 as they lie, but
+ * counts tokens in fours.  The rows that pad a count read whatever follows the codes, times a scale
+ * of zero, and land behind the last row of the result: only buffers with slack may serve counts
+ * that are no multiple of four.  The workspace has it; a caller's buffer is never written past its
+ * last row.
  *
  *   cublaslt.c         eligibility, choice of algorithms, the calls
  *   cublaslt_sm100.c   the scales as SM100 and SM103 want them ...

@@ -16,7 +16,8 @@
  *   sm90.h, sm90_*    SM90's own kernels for both projections: few tokens, on request with the
  *                     input's quantiser fused in front; many tokens (sm90_prefill*)
  *   sm90_decode*      SM90: the whole chain of a few tokens in one launch
- *   cublaslt*         projections of large batches, V4's blocks, through cuBLASLt
+ *   sm90_join*        SM90: blocks of 32 joined to such of 128
+ *   cublaslt*         projections of large batches, in blocks of 128, through cuBLASLt
  *   device.cuh        what the kernels share
  *   input.cuh         bad positions and block quantisation, for the kernels that need them
  *
@@ -227,10 +228,10 @@ oproj_status cuda_buffer_read(oproj_kernels *kernels, void *to_host, const void 
 
 /* ---- backend.c ----------------------------------------------------------------------------- */
 
-/* Runs once what calls of such a layer may dispatch: dtypes as they are, with or without an
- * adapter.  A kernel's first launch loads its code, which takes device memory and time that a call
- * must not.  Does nothing for a kind of layer that the context has warmed up before.  Waits for the
- * device and overwrites the workspace. */
+/* Runs once what calls of such a layer may dispatch: dtypes as they are, blocks joined or not, with
+ * or without an adapter.  A kernel's first launch loads its code, which takes device memory and
+ * time that a call must not.  Does nothing for a kind of layer that the context has warmed up
+ * before.  Waits for the device and overwrites the workspace. */
 oproj_status cuda_warm(const oproj_kernels_weights *weights);
 
 /* ---- weights.c ----------------------------------------------------------------------------- */

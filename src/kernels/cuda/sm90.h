@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 enum {
-  SM90_TILE_ROWS = 128,          /* weight rows of a block: two warpgroups of 64 */
+  SM90_TILE_ROWS = 128,          /* weight rows of a block */
   SM90_TILE_COLS = 128,          /* values of K of a ring slot: 128 bytes, the swizzle's row */
   SM90_MAX_TOKENS = 192,         /* tokens of a block */
   SM90_MOST_SPLIT = 4,           /* blocks of a cluster that share a tile's K */

@@ -4,7 +4,11 @@
 #include "kernels/cuda/sm90_join.h"
 #include "kernels/cuda/sm90_prefill.h"
 
-enum { LOAD_VALUES = 8 }; /* bf16 values of a 16-byte load */
+enum {
+  LOAD_VALUES = 8, /* bf16 values of a 16-byte load */
+  LARGE_TILE = 128,
+  WIDE_SPLIT = 1 /* of a tile of SM90_MAX_TOKENS: clusters of 2 */
+};
 
 /* ---- tensor maps --------------------------------------------------------------------------- */
 
@@ -105,12 +109,12 @@ static int32_t split_of(const oproj_kernels *k, const sm90_product *p, int32_t t
 /* Whether one tile of all tokens, a half longer than one of 128, ends so much before two of 128 (in
  * two rounds, where the device does not hold them all) that its longer end does not matter. */
 static int takes_all_tokens(const oproj_kernels *k, const sm90_product *p, int most_split) {
-  enum { HALF = SM90_PREFILL_TOKENS, GAIN = 8 }; /* slots; measured on an H200 */
+  enum { GAIN = 8 }; /* slots; measured on an H200: bench/README.md */
   int32_t slots = p->cols / SM90_TILE_COLS, rounds = 2 * row_tiles(p) > k->sm90_capacity[0] ? 2 : 1;
-  if (p->call_tokens <= HALF || p->call_tokens > SM90_MAX_TOKENS || p->fused) return 0;
+  if (p->call_tokens <= LARGE_TILE || p->call_tokens > SM90_MAX_TOKENS || p->fused) return 0;
   if (row_tiles(p) > k->sm90_capacity[0]) return 0;
-  return rounds * slots / split_of(k, p, HALF, most_split) -
-             3 * slots / (2 * split_of(k, p, SM90_MAX_TOKENS, most_split)) >=
+  return rounds * slots / split_of(k, p, LARGE_TILE, most_split) -
+             3 * slots / (2 * split_of(k, p, SM90_MAX_TOKENS, WIDE_SPLIT)) >=
          GAIN;
 }
 
@@ -119,23 +123,23 @@ static int takes_all_tokens(const oproj_kernels *k, const sm90_product *p, int m
  * time, and the end of a block, which grows with its tokens, weighs less.  (Measured on an H200:
  * bench/README.md.) */
 static int32_t tile_of(const oproj_kernels *k, const sm90_product *p, int most_split) {
-  enum { SHORT_SLOTS = 32, LARGE = 128 };
+  enum { SHORT_SLOTS = 32 };
   int32_t tile = 8;
-  if (takes_all_tokens(k, p, most_split)) return SM90_MAX_TOKENS;
-  while (tile < p->call_tokens && tile < LARGE) tile *= 2;
-  if (tile < LARGE || row_tiles(p) * token_tiles(p, 64) > k->sm90_capacity[0]) return tile;
+  while (tile < p->call_tokens && tile < LARGE_TILE) tile *= 2;
+  if (tile < LARGE_TILE || row_tiles(p) * token_tiles(p, 64) > k->sm90_capacity[0]) return tile;
   int32_t slots = p->cols / SM90_TILE_COLS / split_of(k, p, tile, most_split);
   return slots < SHORT_SLOTS ? 64 : tile;
 }
 
 /* The ring of a fused product is filled by four warps in turn: with fewer than four slots one might
  * be a round ahead of another. */
-static oproj_status choose_shape(const oproj_kernels *k, sm90_product *p, int most_split) {
+static oproj_status choose_shape(const oproj_kernels *k, sm90_product *p, int wide,
+                                 int most_split) {
   enum { WINDOW = 4 }; /* 64 KB a block keep the memory busy */
   int32_t fewest = p->fused ? 4 : 2;
-  p->tile_tokens = tile_of(k, p, most_split);
+  p->tile_tokens = wide ? SM90_MAX_TOKENS : tile_of(k, p, most_split);
   p->step_tokens = sm90_step_tokens(p->tokens, p->tile_tokens);
-  p->split = split_of(k, p, p->tile_tokens, most_split);
+  p->split = split_of(k, p, p->tile_tokens, wide ? WIDE_SPLIT : most_split);
   p->stages = p->cols / SM90_TILE_COLS / p->split;
   while (p->stages > fewest && sm90_shared_bytes(p) > SM90_SHARED_BYTES) p->stages -= 2;
   REQUIRE(sm90_shared_bytes(p) <= SM90_SHARED_BYTES, OPROJ_ERR_UNSUPPORTED,
@@ -144,11 +148,16 @@ static oproj_status choose_shape(const oproj_kernels *k, sm90_product *p, int mo
   return OPROJ_OK;
 }
 
-static oproj_status launch(sm90_product *p, const oproj_quant *activations, cudaStream_t stream) {
+/* x NULL: the input is quantised in the product. */
+static oproj_status run(const oproj_kernels *k, sm90_product *p, const oproj_quant *x,
+                        const void *weights, int most_split, cudaStream_t stream) {
+  int wide = takes_all_tokens(k, p, most_split);
+  if (!wide && sm90_prefill_takes(k, p)) return sm90_prefill_project(k, p, x, weights, stream);
+  TRY(choose_shape(k, p, wide, most_split));
   if (p->tokens == 0) return OPROJ_OK;
-  if (activations)
-    TRY(sm90_describe(&p->activations, activations->codes, activations->groups, activations->tokens,
-                      activations->cols, (uint32_t)p->step_tokens));
+  if (x)
+    TRY(sm90_describe(&p->activations, x->codes, x->groups, x->tokens, x->cols,
+                      (uint32_t)p->step_tokens));
   CUDA_TRY(sm90_launch_project(p, stream));
   return OPROJ_OK;
 }
@@ -191,10 +200,7 @@ oproj_status sm90_project_groups(const oproj_kernels_weights *w, const oproj_ker
     p.input = *input;
   }
   TRY(clear_scales(k, &result->zq, stream));
-  if (!takes_all_tokens(k, &p, MOST_SPLIT) && sm90_prefill_takes(k, &p))
-    return sm90_prefill_project(k, &p, x, w->wo_a.data, stream);
-  TRY(choose_shape(k, &p, MOST_SPLIT));
-  return launch(&p, x, stream);
+  return run(k, &p, x, w->wo_a.data, MOST_SPLIT, stream);
 }
 
 oproj_status sm90_project_out(const oproj_kernels_weights *w, const oproj_kernels_part *part,
@@ -215,8 +221,5 @@ oproj_status sm90_project_out(const oproj_kernels_weights *w, const oproj_kernel
                     .out = partial,
                     .out_stride = k->config.dims.hidden,
                     .early = early};
-  if (!takes_all_tokens(k, &p, MOST_SPLIT) && sm90_prefill_takes(k, &p))
-    return sm90_prefill_project(k, &p, zq, w->wo_b.data, stream);
-  TRY(choose_shape(k, &p, MOST_SPLIT));
-  return launch(&p, zq, stream);
+  return run(k, &p, zq, w->wo_b.data, MOST_SPLIT, stream);
 }

@@ -6,9 +6,11 @@
  *
  *   code * 2^e = (code * 2^(e - most)) * 2^most,
  *
- * which e4m3 holds exactly down to 2^-6 and to half a step of 2^-9 below, where the block's largest
- * code is 224 or more: 2^-18 of it, against 2^-4 that e4m3 itself may be off.  Weights are joined
- * when they are loaded, 128 x 128, if their scales allow; the input and z by those who quantise
+ * which e4m3 holds exactly down to 2^-6, and below that to half a step of 2^-9: no value is off by
+ * more than 2^-10 of the joined scale, as V4's smallest values are by their format.  (Where a
+ * block's neighbour holds values 2^10 times its own, that is 1e-3 of it, the more the further
+ * they are apart.)  Weights are joined when they are loaded, 128 x 128, if their scales lie close
+ * and no row loses more than 2^-10 of its largest value; the input and z by those who quantise
  * them, after they have the codes and scales that the format prescribes.
  *
  *   sm90_join_host.c   which weights
@@ -33,13 +35,15 @@ enum {
 
 /* Joins a matrix in device memory, whose scales become equal in fours of rows and columns; *joined
  * gets them as f32 [ceil(rows/128), cols/128].  It stays NULL, and the matrix as it is, where its
- * blocks are not of 32, a scale is no power of two, or 128 x 128 values have scales further apart
- * than SM90_JOIN_SPREAD.  `host` is what the matrix was copied from. */
+ * blocks are not of 32, a scale is no power of two, 128 x 128 values have scales further apart
+ * than SM90_JOIN_SPREAD, or a row would lose too much.  `host` is what the matrix was copied
+ * from. */
 oproj_status sm90_join_make(const oproj_kernels *k, const oproj_matrix *matrix,
                             const oproj_matrix *host, const char *name, float **joined);
 
 /* New values: first whether they fit, then join them in the same memory. */
-oproj_status sm90_join_check(const float *joined, const oproj_matrix *host, const char *name);
+oproj_status sm90_join_check(const oproj_kernels *k, const float *joined, const oproj_matrix *host,
+                             const char *name);
 oproj_status sm90_join_renew(const oproj_kernels *k, const oproj_matrix *matrix, float *joined);
 
 /* ---- sm90_join.cu -------------------------------------------------------------------------- */

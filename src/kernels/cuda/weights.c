@@ -1,8 +1,9 @@
 /* weights.c - a layer's weights and adapter in device memory.
  *
  * e4m3 codes and f32 scales lie as the caller's matrices do, bf16 likewise: no kernel needs another
- * order.  Copies go through the context's own stream and are complete on return, so that any stream
- * may use them next. */
+ * order.  On SM90 blocks of 32 are joined in place, where they can be (sm90_join.h).  Copies go
+ * through the context's own stream and are complete on return, so that any stream may use them
+ * next. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -102,8 +103,8 @@ out:
 
 oproj_status cuda_weights_check(const oproj_kernels_weights *w, const oproj_matrix *wo_a,
                                 const oproj_matrix *wo_b) {
-  TRY(sm90_join_check(w->wo_a_joined, wo_a, "wo_a"));
-  TRY(sm90_join_check(w->wo_b_joined, wo_b, "wo_b"));
+  TRY(sm90_join_check(w->kernels, w->wo_a_joined, wo_a, "wo_a"));
+  TRY(sm90_join_check(w->kernels, w->wo_b_joined, wo_b, "wo_b"));
   TRY(cuda_lt_sm100_check(w->wo_a_tiles, wo_a, "wo_a"));
   return cuda_lt_sm100_check(w->wo_b_tiles, wo_b, "wo_b");
 }
