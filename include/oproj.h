@@ -224,7 +224,7 @@ typedef enum oproj_path {
   OPROJ_PATH_PORTABLE,  /* one kernel per stage on any GPU from compute capability 8.0 on */
   OPROJ_PATH_GROUPED,   /* SM90's own FP8 kernels; z is quantised where it is made */
   OPROJ_PATH_FUSED,     /* the same with the input quantised inside WO_A: up to 32 tokens */
-  OPROJ_PATH_LIBRARY,   /* cuBLASLt's FP8 products: large batches of V4; on SM90, WO_B alone */
+  OPROJ_PATH_LIBRARY,   /* cuBLASLt's FP8 products, large batches: on SM90 WO_B alone */
   OPROJ_PATH_DECODE     /* SM90: the whole chain in one launch, up to 16 or 32 tokens */
 } oproj_path;
 

@@ -55,8 +55,9 @@ static void show_backends(json_t *result) {
 }
 
 static void show_environment(json_t *result) {
-  static const char *const names[] = {"OPROJ_LOG",  "OPROJ_BIND",      "OPROJ_DEADLINE",
-                                      "OPROJ_PUSH", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"};
+  static const char *const names[] = {"OPROJ_LOG",           "OPROJ_BIND", "OPROJ_DEADLINE",
+                                      "OPROJ_PUSH",          "OPROJ_PDL",  "OMP_NUM_THREADS",
+                                      "CUDA_VISIBLE_DEVICES"};
   json_t *environment = json_object();
   for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
     const char *value = getenv(names[i]);

@@ -21,7 +21,11 @@
 # instead of through NCCL.  0 (off), as it has not run on several GPUs yet.
 : "${OPROJ_PUSH:=0}"
 
-export OPROJ_LOG OPROJ_DEADLINE OPROJ_BIND OPROJ_PUSH
+# 0: every kernel waits for the one before it to end, instead of setting out early and waiting for it
+# when it needs its results.  For finding faults: the results are the same, decode takes longer.
+: "${OPROJ_PDL:=1}"
+
+export OPROJ_LOG OPROJ_DEADLINE OPROJ_BIND OPROJ_PUSH OPROJ_PDL
 
 # OPROJ_TERMINAL: 0 or 1; not set here.  oproj-run sets it to 1 where its own stderr is a terminal, as its
 # ranks see only a pipe; a bar then shows how loading goes.

@@ -29,6 +29,7 @@ static const variable variables[OPROJ_ENVIRONMENT_COUNT] = {
                                {"error", "warn", "info", "debug"},
                                1,
                                "error, warn, info or debug"},
+    [OPROJ_ENVIRONMENT_PDL] = {"OPROJ_PDL", SWITCH, 1, "0 or 1"},
     [OPROJ_ENVIRONMENT_PUSH] = {"OPROJ_PUSH", SWITCH, 0, "0 or 1"},
     [OPROJ_ENVIRONMENT_TERMINAL] = {"OPROJ_TERMINAL", SWITCH, 0, "0 or 1"}};
 

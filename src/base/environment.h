@@ -11,6 +11,7 @@ typedef enum oproj_base_variable {
   OPROJ_ENVIRONMENT_BIND,     /* 0 or 1 (default): whether ranks may be bound to CPUs */
   OPROJ_ENVIRONMENT_DEADLINE, /* seconds to wait for a rank, default 30 */
   OPROJ_ENVIRONMENT_LOG,      /* error, warn (default), info or debug: 0 to 3 */
+  OPROJ_ENVIRONMENT_PDL,      /* 0 or 1 (default): whether kernels may start before others end */
   OPROJ_ENVIRONMENT_PUSH,     /* 0 (default) or 1: whether GPUs write to one another's memory */
   OPROJ_ENVIRONMENT_TERMINAL, /* 0 (default) or 1: programs draw bars */
   OPROJ_ENVIRONMENT_COUNT

@@ -14,7 +14,7 @@
 typedef struct oproj_kernels oproj_kernels;                 /* one context's backend state */
 typedef struct oproj_kernels_weights oproj_kernels_weights; /* one layer's weights on it */
 
-/* From here cuBLASLt serves V4: on SM90, where it was measured (bench/README.md), for WO_B. */
+/* From here cuBLASLt serves: on SM90, where it was measured (bench/README.md), for WO_B. */
 enum { OPROJ_KERNELS_LIBRARY_TOKENS = 768 };
 
 /* What one rank computes. */

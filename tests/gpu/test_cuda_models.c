@@ -28,7 +28,7 @@ enum {
 
 static data_layer make(int model, const oproj_dims *dims, int32_t tokens) {
   data_layer data = data_make(dims, false, OPROJ_DTYPE_E4M3, OPROJ_DTYPE_E4M3, tokens);
-  if (binades[model] > 0) data_spread_scales(&data, binades[model]);
+  if (binades[model] > 0) data_spread(&data, binades[model]);
   return data;
 }
 

@@ -27,7 +27,7 @@ static data_layer make_random(int row, int32_t tokens) {
   static const int binades[RANDOM_ROWS] = {0, 0, 6, 7};
   const oproj_dims *dims = &run_recipes[row < RUN_RECIPES ? row : RUN_RECIPES - 1];
   data_layer data = data_make(dims, false, OPROJ_DTYPE_E4M3, OPROJ_DTYPE_E4M3, tokens);
-  if (binades[row] > 0) data_spread_scales(&data, binades[row]);
+  if (binades[row] > 0) data_spread(&data, binades[row]);
   return data;
 }
 
@@ -181,6 +181,14 @@ static void check_count(const run *r, const run_path *path, const data_layer *da
   free(z);
 }
 
+/* What SM90 joins, cuBLASLt takes. */
+static void expect_joined(int row, const run *r, int32_t tokens) {
+  oproj_path_choice choice;
+  EXPECT_OK(oproj_layer_path(r->layers[0], tokens, &choice));
+  if (oproj_device_capability(0) == 90 && tokens >= 768)
+    ck_assert_int_eq(choice.path == OPROJ_PATH_LIBRARY, row == 0 || row == RUN_RECIPES);
+}
+
 START_TEST(values_match_double) {
   data_layer data = make_random(_i, most_tokens());
   chain c = evaluate(&data);
@@ -189,6 +197,7 @@ START_TEST(values_match_double) {
     run r = run_open("cuda", run_paths[p].path, data.tokens, &data, 1);
     batch b = batch_open(&r, &data, 0, data.tokens, 8);
     stages s = open_stages(&r, &data);
+    if (run_paths[p].path == OPROJ_PATH_AUTO) expect_joined(_i, &r, most_tokens());
     for (int i = 0; i < token_counts(); i++)
       if (run_serves(&run_paths[p], &data.dims, token_count(i)))
         check_count(&r, &run_paths[p], &data, &b, &s, &c, token_count(i));
@@ -226,6 +235,70 @@ START_TEST(exact_data_equals_ref) {
   free(wanted);
   batch_close(&ref, &whole);
   run_close(&ref);
+  data_free(&data);
+}
+END_TEST
+
+/* ---- values that are no numbers ------------------------------------------------------------- */
+
+/* Writes one head of one token of the batch. */
+static void put_head(const run *r, const batch *b, const data_layer *data, int32_t token,
+                     int32_t head, const uint16_t *values) {
+  uint16_t *to = (uint16_t *)b->io.attn_out + token * b->io.token_stride + head * b->io.head_stride;
+  EXPECT_OK(oproj_buffer_write(r->ctx, to, values, (size_t)data->dims.head_dim * 2, NULL));
+}
+
+/* The token is all NaN, or where `zeros` all zeros of either sign; all others are as they were. */
+static void expect_strange(const char *what, int32_t tokens, int32_t token, int32_t hidden,
+                           bool zeros, const uint16_t *found, const uint16_t *clean) {
+  for (int32_t t = 0; t < tokens; t++) {
+    const uint16_t *row = found + (size_t)t * (size_t)hidden;
+    if (t != token) {
+      expect_same(what, row, clean + (size_t)t * (size_t)hidden, (size_t)hidden);
+      continue;
+    }
+    for (int32_t i = 0; i < hidden; i++)
+      ck_assert_msg(zeros ? (row[i] & 0x7FFF) == 0 : (row[i] & 0x7FFF) > 0x7F80,
+                    "%s, %d tokens: y[%d] of the token is 0x%x", what, tokens, i, row[i]);
+  }
+}
+
+static void check_strange(const run *r, const char *name, const data_layer *data, batch *b,
+                          int32_t tokens) {
+  static const uint16_t strange[] = {0x7FC0, 0xFFFF, 0x7F81, 0x7F80, 0xFF80, 0x8000};
+  int32_t token = tokens / 2, heads = data->dims.heads, width = data->dims.head_dim;
+  size_t whole = (size_t)heads * (size_t)width;
+  uint16_t *values = malloc(whole * sizeof *values);
+  const uint16_t *own = data->attn_out + (size_t)token * whole;
+  batch_set_tokens(b, data, tokens);
+  uint16_t *clean = run_forward(r, 0, b);
+  for (size_t s = 0; s < sizeof strange / sizeof strange[0]; s++) {
+    bool zeros = strange[s] == 0x8000; /* all of the token; else one value */
+    for (size_t i = 0; i < whole; i++)
+      values[i] = zeros || i == whole / 2 + s ? strange[s] : own[i];
+    for (int32_t h = 0; h < heads; h++) put_head(r, b, data, token, h, values + h * width);
+    uint16_t *found = run_forward(r, 0, b);
+    expect_strange(name, tokens, token, data->dims.hidden, zeros, found, clean);
+    free(found);
+  }
+  for (int32_t h = 0; h < heads; h++) put_head(r, b, data, token, h, own + h * width);
+  free(clean);
+  free(values);
+}
+
+START_TEST(strange_values_stay_in_their_token) {
+  static const int32_t counts[] = {1, 8, 17, 32, 33, 129, 769};
+  data_layer data = make_random(_i, 769);
+  for (int p = 0; p < RUN_PATHS; p++) {
+    if (!run_serves(&run_paths[p], &data.dims, run_paths[p].least)) continue;
+    run r = run_open("cuda", run_paths[p].path, data.tokens, &data, 1);
+    batch b = batch_open(&r, &data, 0, data.tokens, 8);
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)
+      if (run_serves(&run_paths[p], &data.dims, counts[i]))
+        check_strange(&r, run_paths[p].name, &data, &b, counts[i]);
+    batch_close(&r, &b);
+    run_close(&r);
+  }
   data_free(&data);
 }
 END_TEST
@@ -481,6 +554,7 @@ int main(void) {
   TCase *tests = tcase_create("tokens");
   tcase_add_loop_test(tests, values_match_double, 0, RANDOM_ROWS);
   tcase_add_loop_test(tests, exact_data_equals_ref, 0, RUN_RECIPES);
+  tcase_add_loop_test(tests, strange_values_stay_in_their_token, 0, RANDOM_ROWS);
   tcase_add_loop_test(tests, quantised_z_in_every_layout, 0, RANDOM_ROWS);
   tcase_add_test(tests, quantiser_takes_65536_tokens);
   return run_gpu_suite(suite, tests);

@@ -127,16 +127,34 @@ data_layer data_make(const oproj_dims *dims, bool exact, oproj_dtype wo_a, oproj
   return layer;
 }
 
+/* Rows of blocks differ by one half of `binades`, blocks of a row by the other. */
 static void spread_scales(const oproj_matrix *m, int binades) {
+  int64_t columns = blocks_of(m->cols, m->block), count = blocks_of(m->rows, m->block) * columns;
   float *scales = (float *)m->scales, most = exp2f(ceilf(log2f(scales[0])));
-  for (int64_t i = 0; i < blocks_of(m->rows, m->block) * blocks_of(m->cols, m->block); i++)
-    scales[i] =
-        ldexpf(most, -(int)(data_hash(SCALE_STREAM, (uint64_t)i) % (uint64_t)(binades + 1)));
+  int rows = binades / 2, rest = binades - rows;
+  for (int64_t i = 0; i < count; i++) {
+    uint64_t row = data_hash(SCALE_STREAM, (uint64_t)(i / columns));
+    uint64_t block = data_hash(SCALE_STREAM + 1, (uint64_t)i);
+    int down = (int)(row % (uint64_t)(rows + 1)) + (int)(block % (uint64_t)(rest + 1));
+    scales[i] = ldexpf(most, -down);
+  }
 }
 
-void data_spread_scales(data_layer *layer, int binades) {
+static void spread_input(data_layer *layer, int binades) {
+  int64_t block = layer->dims.quant_block;
+  int64_t count = (int64_t)layer->tokens * layer->dims.heads * layer->dims.head_dim / block;
+  for (int64_t i = 0; i < count; i++) {
+    int down = (int)(data_hash(SCALE_STREAM + 2, (uint64_t)i) % (uint64_t)(binades + 1));
+    uint16_t *values = layer->attn_out + i * block;
+    for (int64_t k = 0; k < block; k++)
+      values[k] = oproj_bf16_from_f32(ldexpf(oproj_bf16_to_f32(values[k]), -down));
+  }
+}
+
+void data_spread(data_layer *layer, int binades) {
   spread_scales(&layer->wo_a, binades);
   spread_scales(&layer->wo_b, binades);
+  spread_input(layer, binades);
 }
 
 void data_free(data_layer *layer) {

@@ -36,8 +36,9 @@ data_layer data_make(const oproj_dims *dims, bool exact, oproj_dtype wo_a, oproj
                      int32_t tokens);
 void data_free(data_layer *layer);
 
-/* Gives the weights scales that are powers of two, up to `binades` apart; codes stay. */
-void data_spread_scales(data_layer *layer, int binades);
+/* Gives the weights scales that are powers of two, up to `binades` apart (their codes stay), and
+ * makes blocks of the input as different. */
+void data_spread(data_layer *layer, int binades);
 
 /* A rank's rows of WO-A and columns of WO-B, as copies. */
 typedef struct data_share {

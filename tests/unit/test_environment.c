@@ -5,14 +5,14 @@
 #include "support/expect.h"
 
 static const char *const names[OPROJ_ENVIRONMENT_COUNT] = {
-    "OPROJ_BIND", "OPROJ_DEADLINE", "OPROJ_LOG", "OPROJ_PUSH", "OPROJ_TERMINAL"};
+    "OPROJ_BIND", "OPROJ_DEADLINE", "OPROJ_LOG", "OPROJ_PDL", "OPROJ_PUSH", "OPROJ_TERMINAL"};
 
 static void clear(void) {
   for (int i = 0; i < OPROJ_ENVIRONMENT_COUNT; i++) unsetenv(names[i]);
 }
 
 START_TEST(what_is_not_set_has_its_default) {
-  static const int words[] = {1, -1, 1, 0, 0};
+  static const int words[] = {1, -1, 1, 1, 0, 0};
   clear();
   EXPECT_OK(oproj_environment_check(NULL));
   for (int i = 0; i < OPROJ_ENVIRONMENT_COUNT; i++)
@@ -27,10 +27,12 @@ START_TEST(legal_values_are_read) {
   setenv("OPROJ_BIND", "0", 1);
   setenv("OPROJ_DEADLINE", "2.5", 1);
   setenv("OPROJ_LOG", "debug", 1);
+  setenv("OPROJ_PDL", "0", 1);
   setenv("OPROJ_PUSH", "1", 1);
   EXPECT_OK(oproj_environment_check(NULL));
   ck_assert_int_eq(oproj_base_word(OPROJ_ENVIRONMENT_BIND), 0);
   ck_assert_int_eq(oproj_base_word(OPROJ_ENVIRONMENT_LOG), 3);
+  ck_assert_int_eq(oproj_base_word(OPROJ_ENVIRONMENT_PDL), 0);
   ck_assert_int_eq(oproj_base_word(OPROJ_ENVIRONMENT_PUSH), 1);
   ck_assert(oproj_base_seconds(OPROJ_ENVIRONMENT_DEADLINE) == 2.5);
   clear();

@@ -76,7 +76,7 @@ static cuda_input describe_input(const oproj_kernels *k, const oproj_io *io,
                       .cos_sin_rows = io->cos_sin_rows,
                       .fault = k->fault_device,
                       .claim = k->claim,
-                      .dependent = k->capability >= 90};
+                      .dependent = k->dependent};
 }
 
 static oproj_status quantize_input(const oproj_kernels *k, const oproj_io *io,

@@ -5,6 +5,7 @@
  * device wrote it down.  That call says so once; a stage that reports enqueues nothing. */
 #include <stdlib.h>
 
+#include "base/environment.h"
 #include "base/error.h"
 #include "base/layout.h"
 #include "base/log.h"
@@ -145,6 +146,7 @@ static oproj_status load_products(const oproj_kernels *k, int32_t block) {
 }
 
 static oproj_status open_on_device(oproj_kernels *k) {
+  k->dependent = k->capability >= 90 && oproj_base_word(OPROJ_ENVIRONMENT_PDL);
   if (k->capability == 90) CUDA_TRY(sm90_probe(&k->no_native));
   if (k->capability == 90 && !k->no_native) {
     CUDA_TRY(sm90_query_capacity(k->sm90_capacity));

@@ -168,9 +168,10 @@ struct oproj_kernels {
   oproj_kernels_config config;
   int32_t group_cols, z_cols; /* D and the z columns held */
   int device;
-  int32_t capability;                        /* major*10 + minor */
-  int32_t no_native;                         /* nonzero: no kernel of sm90* runs here */
-  uint32_t paths_logged;                     /* by bit */
+  int32_t capability;    /* major*10 + minor */
+  int32_t no_native;     /* nonzero: no kernel of sm90* runs here */
+  int32_t dependent;     /* kernels may start while others run: capability 9.0, and OPROJ_PDL */
+  uint32_t paths_logged; /* by bit */
   int32_t sm90_capacity[CUDA_CLUSTER_SIZES]; /* SM90: blocks held at once in clusters of 1, 2, 4 */
   cudaStream_t upload;                       /* for weights; joins no other stream */
   cudaStream_t beside;                       /* for sums that run beside a call's stream */

@@ -32,10 +32,10 @@ __device__ __forceinline__ void let_successors_start() {
 #endif
 }
 
-inline cudaLaunchAttribute dependent_launch() {
+inline cudaLaunchAttribute dependent_launch(int32_t allowed) {
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+  attribute.val.programmaticStreamSerializationAllowed = allowed;
   return attribute;
 }
 
@@ -43,7 +43,7 @@ inline cudaLaunchAttribute dependent_launch() {
 template <typename Pod>
 cudaError_t launch(void (*kernel)(Pod), dim3 grid, int threads, const Pod &pod, cudaStream_t stream,
                    bool dependent = false) {
-  cudaLaunchAttribute attribute = dependent_launch();
+  cudaLaunchAttribute attribute = dependent_launch(1);
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = dim3(threads);

@@ -64,7 +64,7 @@ cuda_beat cuda_describe_end(const oproj_kernels_pulse *p) {
 oproj_status cuda_pulse_begin(oproj_kernels *k, oproj_kernels_pulse *p, void *stream) {
   CUDA_TRY(cudaSetDevice(k->device));
   cuda_beat b = describe(p, BEGUN);
-  b.dependent = k->capability >= 90;
+  b.dependent = k->dependent;
   CUDA_TRY(cuda_launch_beat(&b, stream));
   return OPROJ_OK;
 }

@@ -167,7 +167,7 @@ cuda_push cuda_describe_push(const oproj_kernels *k, const oproj_kernels_push *p
                  .control = push->mailboxes[push->rank],
                  .fault = k->fault_device,
                  .patience_ns = (uint64_t)push->patience_ms * 1000000,
-                 .dependent = k->capability >= 90};
+                 .dependent = k->dependent};
   for (int32_t r = 0; r < push->size; r++)
     p.mailboxes[r] = (uint64_t *)((char *)push->mailboxes[r] + CUDA_PUSH_HEAD);
   return p;

@@ -57,6 +57,7 @@ typedef struct sm90_product {
   int64_t out_stride;
   int32_t early;             /* successors may start at once instead of at the end */
   int32_t z_block, z_joined; /* of zq, as cuda_input's */
+  int32_t dependent;         /* launch while the kernel before still runs */
 } sm90_product;
 
 /* ---- host side (sm90_host.c) --------------------------------------------------------------- */

@@ -61,7 +61,7 @@ extern "C" cudaError_t sm90_launch_decode(const sm90_decode *p, int32_t aligned,
                                           cudaStream_t stream) {
   Kernel kernel = find_kernel(p->input.block, columns_of(p->input.tokens), aligned != 0);
   size_t shared = sm90_decode_shared_bytes(p);
-  cudaLaunchAttribute attribute = dependent_launch();
+  cudaLaunchAttribute attribute = dependent_launch(p->input.dependent);
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(p->shape.blocks);
   config.blockDim = dim3(THREADS);

@@ -189,6 +189,7 @@ oproj_status sm90_project_groups(const oproj_kernels_weights *w, const oproj_ker
                     .addend = result->addend,
                     .z_block = k->config.dims.quant_block,
                     .z_joined = result->joined,
+                    .dependent = k->dependent,
                     .zq = result->zq,
                     .out = result->z,
                     .out_stride = k->z_cols,
@@ -220,6 +221,7 @@ oproj_status sm90_project_out(const oproj_kernels_weights *w, const oproj_kernel
                     .a_scales = zq->scales,
                     .out = partial,
                     .out_stride = k->config.dims.hidden,
-                    .early = early};
+                    .early = early,
+                    .dependent = k->dependent};
   return run(k, &p, zq, w->wo_b.data, MOST_SPLIT, stream);
 }

@@ -13,7 +13,7 @@ cudaError_t launch_variant(const sm90_prefill &p, cudaStream_t stream) {
   if (error != cudaSuccess) return error;
 
   cudaLaunchAttribute attributes[2];
-  attributes[0] = dependent_launch();
+  attributes[0] = dependent_launch(p.dependent);
   attributes[1].id = cudaLaunchAttributeClusterDimension;
   attributes[1].val.clusterDim = {PAIRED ? 2u : 1u, 1, 1};
   cudaLaunchConfig_t config = {};

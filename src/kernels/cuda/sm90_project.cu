@@ -14,7 +14,7 @@ cudaError_t launch_variant(const sm90_product &p, cudaStream_t stream) {
   if (error != cudaSuccess) return error;
 
   cudaLaunchAttribute attributes[2];
-  attributes[0] = dependent_launch();
+  attributes[0] = dependent_launch(p.dependent);
   attributes[1].id = cudaLaunchAttributeClusterDimension;
   attributes[1].val.clusterDim = {static_cast<unsigned>(p.split), 1, 1};
   cudaLaunchConfig_t config = {};

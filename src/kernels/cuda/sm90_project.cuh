@@ -108,6 +108,7 @@ struct Project {
   static constexpr int COPY_THREADS = WIDE ? 4 * WARP : FUSED ? WARP + QUANTIZE_THREADS : 2 * WARP;
   static constexpr int THREADS = MATH_THREADS + COPY_THREADS;
   static constexpr int STEPS_PER_SCALE = BLOCK / K_STEP; /* 4 or 1 */
+  static constexpr bool JOINED = Z_BLOCK < BLOCK;        /* the input's blocks, and the weights' */
 
   static __device__ __forceinline__ uint32_t slot_address(const Block &b, int slot) {
     return b.base + slot * b.at.slot_bytes;
@@ -248,8 +249,8 @@ struct Project {
         unrotate_values(values, table[0], table[ROPE_DIM / 2 / 4]);
       }
       uint2 packed;
-      uint8_t exponent = Z_BLOCK < BLOCK ? quantize_joined(values, &packed)
-                                         : quantize_values(values, BLOCK_LANES, &packed);
+      uint8_t exponent =
+          JOINED ? quantize_joined(values, &packed) : quantize_values(values, BLOCK_LANES, &packed);
       /* The swizzle exchanges the row's 16-byte chunks by its number. */
       int chunk = (column / 2) ^ (row % 8);
       *reinterpret_cast<uint2 *>(codes + row * SM90_TILE_COLS + chunk * 16 + column % 2 * 8) =
