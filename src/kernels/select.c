@@ -92,8 +92,7 @@ static const char *why_not_library(const oproj_path_query *q) {
     return "cuBLASLt has block-scaled FP8 on SM90 and SM100";
   if (q->wo_a != OPROJ_DTYPE_E4M3 || (q->wo_b != OPROJ_DTYPE_E4M3 && !q->own_out))
     return "a weight is bf16";
-  if (q->dims.quant_block != 128 && q->sm != 90) return "blocks of 32 run on our own kernels";
-  if (q->dims.quant_block != 128 && q->unjoined)
+  if (q->sm == 90 && q->dims.quant_block != 128 && q->unjoined)
     return "WO_B has blocks of 32 that cannot be joined";
   if (q->tokens < OPROJ_KERNELS_LIBRARY_TOKENS) return "fewer than 768 tokens";
   if (q->dims.lora_rank % 128 != 0 || group_cols(&q->dims) % 512 != 0 ||
@@ -120,8 +119,8 @@ static oproj_path_choice choose_fastest(const oproj_path_query *q) {
   const char *no_library = why_not_library(q), *why = why_not_grouped(q);
   if (!no_library && q->sm == 90 && q->own_out) no_library = "WO_B is the caller's, WO_A our own";
   if (!no_library)
-    return describe(OPROJ_PATH_LIBRARY, q->sm == 90 ? "a large batch: cuBLASLt for WO_B"
-                                                    : "a large batch of V4: cuBLASLt");
+    return describe(OPROJ_PATH_LIBRARY,
+                    q->sm == 90 ? "a large batch: cuBLASLt for WO_B" : "a large batch: cuBLASLt");
   if (why) return describe(OPROJ_PATH_PORTABLE, why);
   if (why_not_fused(q)) return describe(OPROJ_PATH_GROUPED, no_library);
   return describe(OPROJ_PATH_GROUPED,

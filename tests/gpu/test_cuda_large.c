@@ -6,10 +6,13 @@
  * WO_A, for SM90's kernel for many tokens to begin right behind 128 of them. */
 #include <cuda_runtime_api.h>
 #include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/layout.h"
+#include "base/num.h"
 #include "gpu/cuda_rig.h"
 #include "kernels/cuda/cublaslt.h"
 #include "support/expect.h"
@@ -42,13 +45,13 @@ static uint16_t *forward(const rig *r, const layer *l, const oproj_io *io) {
 /* ---- what cuBLASLt serves ------------------------------------------------------------------ */
 
 /* On SM90 WO_B with any weight scales, in blocks of 32 with such as are joined; on SM100 and SM103
- * both products in blocks of 128 with powers of two. */
+ * both products with powers of two. */
 START_TEST(cublaslt_serves_large_batches) {
   int powers = _i % 2, block = _i < 2 ? 128 : 32, joined = block == 32;
   rig r = rig_open(512, 4, 512, 2, 256, block, MOST_TOKENS);
   layer l = layer_open(&r, OPROJ_DTYPE_E4M3, powers ? DATA_EXACT : DATA_RANDOM, 40);
   int32_t capability = r.ops->capability(r.cuda);
-  int sm90 = capability == 90, sm100 = (capability == 100 || capability == 103) && !joined;
+  int sm90 = capability == 90, sm100 = capability == 100 || capability == 103;
   int takes = (sm90 && (powers || !joined)) || (sm100 && powers);
   ck_assert_int_eq(r.cuda->lt != NULL, sm90 || sm100);
   for (int i = 0; i < LARGE_COUNTS; i++) {
@@ -64,13 +67,60 @@ START_TEST(cublaslt_serves_large_batches) {
     ck_assert_int_eq(cuda_lt_takes_out(l.cuda, &whole, &z, joined, aligned), large && takes);
     /* A result that is not aligned is staged. */
     ck_assert_int_eq(cuda_lt_takes_out(l.cuda, &whole, &z, joined, aligned + 4), large && takes);
-    if (joined) ck_assert_int_eq(cuda_lt_takes_out(l.cuda, &whole, &z, 0, aligned), 0);
+    if (joined && sm90) ck_assert_int_eq(cuda_lt_takes_out(l.cuda, &whole, &z, 0, aligned), 0);
     /* A caller's buffer has no slack. */
     z.codes = r.cuda->work.xq.codes;
     large = large && large_counts[i] % CUDA_LT_MULTIPLE == 0;
     ck_assert_int_eq(cuda_lt_takes_out(l.cuda, &whole, &z, joined, aligned), large && takes);
   }
   layer_close(&r, &l);
+  rig_close(&r);
+}
+END_TEST
+
+/* The scales of SM100's tensor cores, made by a kernel that any GPU runs: of weights (_i < 2) and
+ * of activations, in blocks of 128 and of 32. */
+START_TEST(tiles_hold_the_exponents_of_scales) {
+  enum { ROWS = 200, WORDS = 3, GROUPS = 2, COLUMNS = WORDS * OPROJ_TILE_COLUMNS };
+  int32_t block = _i % 2 ? 32 : 128, per_scale = block / 32, columns = COLUMNS / per_scale;
+  bool weights = _i < 2;
+  int32_t groups = weights ? 1 : GROUPS, scale_rows = weights ? (ROWS + block - 1) / block : ROWS;
+  rig r = small_rig(128);
+  size_t count = (size_t)groups * (size_t)scale_rows * (size_t)columns;
+  size_t bytes = (size_t)oproj_layout_bytes(OPROJ_SCALE_UE8M0_TILE, groups, ROWS, COLUMNS);
+  float *scales = malloc(count * sizeof *scales);
+  uint8_t *wanted = calloc(bytes, 1);
+  for (size_t i = 0; i < count; i++) scales[i] = ldexpf(1.0f, (int)(i * 37 % 200) - 100);
+  device_buffer from = device_copy(&r, scales, count * sizeof *scales), to = device_make(&r, bytes);
+  cuda_tiles p = {.scales = from.at,
+                  .groups = groups,
+                  .rows = ROWS,
+                  .words = WORDS,
+                  .rows_per_scale = weights ? block : 1,
+                  .columns_per_scale = per_scale,
+                  .row_stride = weights ? columns : 1,
+                  .column_stride = weights ? 1 : ROWS,
+                  .group_stride = (int64_t)ROWS * columns,
+                  .tiles = to.at};
+  ck_assert_int_eq(cuda_launch_tiles(&p, NULL), cudaSuccess);
+  for (int64_t g = 0; g < groups; g++) {
+    for (int64_t row = 0; row < ROWS; row++) {
+      for (int64_t column = 0; column < COLUMNS; column++) {
+        int64_t c = column / per_scale;
+        float scale = weights ? scales[row / block * columns + c]
+                              : scales[g * ROWS * columns + c * ROWS + row];
+        oproj_layout_store(wanted, OPROJ_SCALE_UE8M0_TILE, g, row, column, ROWS, COLUMNS,
+                           (uint8_t)oproj_ue8m0_exact(scale));
+      }
+    }
+  }
+  void *found = device_read(&r, &to);
+  ck_assert_mem_eq(found, wanted, bytes);
+  free(found);
+  free(wanted);
+  free(scales);
+  device_free(&r, &from);
+  device_free(&r, &to);
   rig_close(&r);
 }
 END_TEST
@@ -294,6 +344,7 @@ int main(void) {
   Suite *suite = suite_create("cuda_large");
   TCase *tests = tcase_create("large");
   tcase_add_loop_test(tests, cublaslt_serves_large_batches, 0, 4);
+  tcase_add_loop_test(tests, tiles_hold_the_exponents_of_scales, 0, 4);
   tcase_add_loop_test(tests, exact_data_is_bit_equal, 0, MODELS);
   tcase_add_test(tests, rows_end_within_a_tile);
   tcase_add_loop_test(tests, products_match_double, 0, MODELS);

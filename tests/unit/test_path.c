@@ -38,7 +38,7 @@ static const struct {
                      {100, 1, 32, "portable", "FP8 kernels of this version are SM90's"},
                      {100, 767, 128, "portable", "FP8 kernels of this version are SM90's"},
                      {100, 768, 128, "library-fast", "cuBLASLt"},
-                     {100, 8192, 32, "portable", "FP8 kernels of this version are SM90's"},
+                     {100, 8192, 32, "library-fast", "cuBLASLt"},
                      {103, 767, 128, "portable", "FP8 kernels of this version are SM90's"},
                      {103, 768, 128, "library-fast", "cuBLASLt"},
                      {110, 8192, 128, "portable", "FP8 kernels of this version are SM90's"},

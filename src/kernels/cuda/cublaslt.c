@@ -157,9 +157,9 @@ static cublasStatus_t lt_matmul(const cuda_lt *lt, lt_call *call, const cublasLt
 static int serves(const oproj_kernels *k) {
   const oproj_dims *dims = &k->config.dims;
   int known = on_sm90(k) || k->capability == 100 || k->capability == 103;
-  return known && (on_sm90(k) || dims->quant_block == BLOCK) && dims->lora_rank % BLOCK == 0 &&
-         dims->hidden % BLOCK == 0 && k->group_cols % COLS_MULTIPLE == 0 &&
-         k->z_cols % COLS_MULTIPLE == 0 && k->config.max_tokens >= CUDA_LT_TOKENS;
+  return known && dims->lora_rank % BLOCK == 0 && dims->hidden % BLOCK == 0 &&
+         k->group_cols % COLS_MULTIPLE == 0 && k->z_cols % COLS_MULTIPLE == 0 &&
+         k->config.max_tokens >= CUDA_LT_TOKENS;
 }
 
 oproj_status cuda_lt_open(oproj_kernels *k) {
@@ -280,9 +280,11 @@ static oproj_status fill(const oproj_kernels *k, lt_product product, int32_t tok
   enum { CODE = 0x35, SCALE_BYTE = 0x3C };
   const oproj_quant *q = product == LT_GROUP ? &k->work.xq : &k->work.zq;
   size_t cols = (size_t)(product == LT_GROUP ? k->group_cols : k->z_cols);
+  int32_t block = k->config.dims.quant_block;
   size_t values = (size_t)padded_tokens(tokens) * cols;
   CUDA_TRY(cudaMemsetAsync(q->codes, CODE, values, k->upload));
-  CUDA_TRY(cudaMemsetAsync(q->scales, SCALE_BYTE, values / BLOCK * sizeof(float), k->upload));
+  CUDA_TRY(
+      cudaMemsetAsync(q->scales, SCALE_BYTE, values / (size_t)block * sizeof(float), k->upload));
   return OPROJ_OK;
 }
 
@@ -364,7 +366,8 @@ int cuda_lt_takes_out(const oproj_kernels_weights *w, const oproj_kernels_part *
                       const oproj_quant *zq, int joined, const uint16_t *partial) {
   const oproj_kernels *k = w->kernels;
   lt_call call;
-  int slack = zq->codes == k->work.zq.codes, blocks = joined || w->wo_b.block == BLOCK;
+  int slack = zq->codes == k->work.zq.codes,
+      blocks = joined || w->wo_b.block == BLOCK || !on_sm90(k);
   return in_range(k, part, zq) && blocks && (slack || zq->tokens % CUDA_LT_MULTIPLE == 0) &&
          has_scales(w, LT_OUT) && describe_out(&call, w, zq, (uint16_t *)partial) == OPROJ_OK &&
          runs(k, LT_OUT, &call, part);
@@ -374,7 +377,7 @@ oproj_status cuda_lt_project_groups(const oproj_kernels_weights *w, const oproj_
                                     const oproj_quant *x, uint16_t *z, cudaStream_t stream) {
   const oproj_kernels *k = w->kernels;
   const lt_choice *choice = choice_of(k, LT_GROUP, part->call_tokens);
-  TRY(cuda_lt_sm100_activation(x, BLOCK, k->work.xq_tiles, stream));
+  TRY(cuda_lt_sm100_activation(x, k->config.dims.quant_block, k->work.xq_tiles, stream));
   for (int32_t group = 0; group < k->config.groups; group++) {
     lt_call call;
     TRY(describe_group(&call, w, group, x, z));
@@ -391,7 +394,8 @@ oproj_status cuda_lt_project_out(const oproj_kernels_weights *w, const oproj_ker
   uint16_t *out = staged ? k->work.x : partial; /* x is spent once z exists */
   size_t bytes = (size_t)zq->tokens * (size_t)k->config.dims.hidden * sizeof *out;
   lt_call call;
-  if (!on_sm90(k)) TRY(cuda_lt_sm100_activation(zq, BLOCK, k->work.zq_tiles, stream));
+  if (!on_sm90(k))
+    TRY(cuda_lt_sm100_activation(zq, k->config.dims.quant_block, k->work.zq_tiles, stream));
   TRY(describe_out(&call, w, zq, out));
   TRY(leave_room(&call, k->lt, part));
   LT_TRY(lt_matmul(k->lt, &call, &choice_of(k, LT_OUT, part->call_tokens)->algo, stream));

@@ -1,5 +1,5 @@
-/* cublaslt.h - projections of large batches through cuBLASLt, in blocks of 128: WO_B on SM90, where
- * V4.1's blocks of 32 are joined to such (sm90_join.h), both products of V4 on SM100 and SM103.
+/* cublaslt.h - projections of large batches through cuBLASLt: WO_B on SM90, in blocks of 128, to
+ * which V4.1's of 32 are joined (sm90_join.h); both products on SM100 and SM103.
  *
  * On SM90 cuBLASLt takes weight scales (the joined ones) and OPROJ_SCALE_F32 as they lie, but
  * counts tokens in fours.  The rows that pad a count read whatever follows the codes, times a scale
@@ -50,12 +50,14 @@ oproj_status cuda_lt_project_out(const oproj_kernels_weights *weights,
 
 /* ---- cublaslt_sm100.c, cublaslt_tiles.cu --------------------------------------------------- */
 
-/* tiles[group][row][4 * column ..] = four times the exponent of
- * scales[group * group_stride + row / rows_per_scale * row_stride + column * column_stride], in
- * OPROJ_SCALE_UE8M0_TILE; rows that pad a tile are zero. */
+/* tiles[group][row][column] = the exponent of scales[group * group_stride + row / rows_per_scale *
+ * row_stride + column / columns_per_scale * column_stride], in OPROJ_SCALE_UE8M0_TILE; rows that
+ * pad a tile are zero. */
 typedef struct cuda_tiles {
-  const float *scales; /* powers of two, or NaN */
-  int32_t groups, rows, columns, rows_per_scale;
+  const float *scales;         /* powers of two, or NaN */
+  int32_t groups, rows, words; /* a word: four columns, 128 values */
+  int32_t rows_per_scale;      /* 1, 32 or 128 */
+  int32_t columns_per_scale;   /* 1 (blocks of 32) or 4 (of 128) */
   int64_t row_stride, column_stride, group_stride;
   uint32_t *tiles;
 } cuda_tiles;

@@ -1,5 +1,5 @@
-/* cublaslt_sm100.c - V4's block scales for cuBLASLt on SM100 and SM103, where it knows no
- * 128-blocks: powers of two, and only those, become the tiles of 32-blocks without loss.
+/* cublaslt_sm100.c - block scales for cuBLASLt on SM100 and SM103, where it knows blocks of 32
+ * alone: powers of two, and only those, become their tiles without loss, from blocks of 128 too.
  * Activation scales are powers of two by definition; a layer whose weight scales are not stays
  * with our own kernels. */
 #include "base/checked.h"
@@ -17,10 +17,10 @@ static int exact(const oproj_matrix *m) {
   return 1;
 }
 
-/* Bytes of the tiles of [groups][rows] with one scale for 128 columns. */
-static size_t tile_bytes(int32_t groups, int64_t rows, int64_t cols, int32_t block) {
-  return (size_t)oproj_layout_bytes(OPROJ_SCALE_UE8M0_TILE, groups, rows,
-                                    cols / block * OPROJ_TILE_COLUMNS);
+enum { BLOCK = 32, WORD = BLOCK * OPROJ_TILE_COLUMNS }; /* values of K */
+
+static size_t tile_bytes(int32_t groups, int64_t rows, int64_t cols) {
+  return (size_t)oproj_layout_bytes(OPROJ_SCALE_UE8M0_TILE, groups, rows, cols / BLOCK);
 }
 
 static oproj_status allocate(uint32_t **out, size_t bytes) {
@@ -32,19 +32,18 @@ static oproj_status allocate(uint32_t **out, size_t bytes) {
 
 oproj_status cuda_lt_sm100_open(oproj_kernels *k) {
   int32_t tokens = k->config.max_tokens, groups = k->config.groups;
-  int32_t block = k->config.dims.quant_block;
-  TRY(allocate(&k->work.xq_tiles, tile_bytes(groups, tokens, k->group_cols, block)));
-  return allocate(&k->work.zq_tiles, tile_bytes(1, tokens, k->z_cols, block));
+  TRY(allocate(&k->work.xq_tiles, tile_bytes(groups, tokens, k->group_cols)));
+  return allocate(&k->work.zq_tiles, tile_bytes(1, tokens, k->z_cols));
 }
 
 static oproj_status tile_weights(const oproj_kernels *k, const oproj_matrix *m, uint32_t *tiles) {
-  int32_t columns = (int32_t)(m->cols / m->block);
   cuda_tiles p = {.scales = m->scales,
                   .groups = 1,
                   .rows = (int32_t)m->rows,
-                  .columns = columns,
+                  .words = (int32_t)(m->cols / WORD),
                   .rows_per_scale = m->block,
-                  .row_stride = columns,
+                  .columns_per_scale = m->block / BLOCK,
+                  .row_stride = m->cols / m->block,
                   .column_stride = 1,
                   .tiles = tiles};
   CUDA_TRY(cuda_launch_tiles(&p, k->upload));
@@ -56,7 +55,7 @@ oproj_status cuda_lt_sm100_make(const oproj_kernels *k, const oproj_matrix *m,
                                 const oproj_matrix *host, uint32_t **tiles) {
   if (!k->lt || k->capability == 90 || m->dtype != OPROJ_DTYPE_E4M3 || !exact(host))
     return OPROJ_OK;
-  TRY(allocate(tiles, tile_bytes(1, m->rows, m->cols, m->block)));
+  TRY(allocate(tiles, tile_bytes(1, m->rows, m->cols)));
   return tile_weights(k, m, *tiles);
 }
 
@@ -74,15 +73,15 @@ oproj_status cuda_lt_sm100_renew(const oproj_kernels *k, const oproj_matrix *m, 
 oproj_status cuda_lt_sm100_activation(const oproj_quant *q, int32_t block, uint32_t *tiles,
                                       cudaStream_t stream) {
   int64_t aligned = oproj_layout_aligned_tokens(q->tokens);
-  int32_t columns = q->cols / block;
   cuda_tiles p = {.scales = q->scales,
                   .groups = q->groups,
                   .rows = q->tokens,
-                  .columns = columns,
+                  .words = q->cols / WORD,
                   .rows_per_scale = 1,
+                  .columns_per_scale = block / BLOCK,
                   .row_stride = 1,
                   .column_stride = aligned,
-                  .group_stride = aligned * columns,
+                  .group_stride = aligned * (q->cols / block),
                   .tiles = tiles};
   CUDA_TRY(cuda_launch_tiles(&p, stream));
   return OPROJ_OK;
