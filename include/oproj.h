@@ -189,7 +189,7 @@ OPROJ_API oproj_status oproj_comm_same(oproj_comm *comm, const oproj_fact *facts
  * means none.  It also ends the making of a communicator whose ranks do not all come. */
 OPROJ_API double oproj_deadline(void);
 
-/* Changes it.  To be called alike by all ranks. */
+/* Changes it; a negative number or NaN does not.  To be called alike by all ranks. */
 OPROJ_API void oproj_comm_set_deadline(oproj_comm *comm, double seconds);
 
 /* Where this rank is, up to 47 bytes, for the sentence that others get if they lose it: "layers.7"
@@ -398,9 +398,11 @@ typedef struct oproj_io {
  * the host takes part: then it waits, and cannot be captured.)  With "ref" stream is NULL and y is
  * complete on return.
  * A token whose input holds a NaN or an infinity gets NaN in all of y; no other token changes.
- * ERR_INVALID: a field of io is out of its range.  So is a position outside the table, which
- * "cuda" can only find once it runs: the token's y is NaN, and a later call of this context that
- * finds the report (oproj_buffer_read after the call does) returns the error, once, undone.
+ * ERR_INVALID: a field of io is out of its range, or ranks that sum over MPI call with different
+ * counts of tokens (over NCCL that is not noticed: such a sum hangs).  So is a position outside the
+ * table, which "cuda" can only find once it runs: the token's y is NaN, and a later call of this
+ * context that finds the report (oproj_buffer_read after the call does) returns the error, once,
+ * undone.
  * Calls of one context must be ordered among themselves, on one stream or by events.  On
  * OPROJ_PATH_DECODE a call's blocks wait for one another, all resident: calls of two contexts that
  * run at the same time on one GPU may keep each other from that.  They then give up after about two

@@ -118,8 +118,9 @@ static bool blame(sibling state, const char *before, const char *after) {
       speaker = r;
     }
   }
+  bool sees = ranks[guard.rank] == SIBLING_RUNS; /* else /proc shows nobody */
   free(ranks);
-  if (count == 0) return false;
+  if (count == 0 || !sees) return false;
   snprintf(sentence, sizeof sentence, "%srank%s %s %s %s", before, count == 1 ? "" : "s", list,
            count == 1 ? "was" : "were", after);
   guard.speaks = guard.rank == speaker;

@@ -36,17 +36,19 @@ static int launched_rank(int *size, const char **size_name) {
                    {"PMIX_RANK", NULL, "PMIX_NAMESPACE"},
                    {"PMI_RANK", "PMI_SIZE", NULL},
                    {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_ID"}};
+  long found = -1;
   for (size_t i = 0; i < sizeof launchers / sizeof launchers[0]; i++) {
     long rank = count_in(launchers[i].rank);
     if (rank < 0 || (launchers[i].size && rank >= count_in(launchers[i].size))) continue;
     if (launchers[i].witness && !getenv(launchers[i].witness)) continue;
     *size_name = launchers[i].size;
     *size = launchers[i].size ? (int)count_in(launchers[i].size) : -1;
-    return (int)rank;
+    if (*size_name) return (int)rank;
+    found = rank; /* a later one may know the size */
   }
   *size_name = NULL;
   *size = -1;
-  return -1;
+  return (int)found;
 }
 
 /* The words behind argv[0], each with its NUL; *bytes is their length. */

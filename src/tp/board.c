@@ -23,6 +23,11 @@ void oproj_board_leave(oproj_board_rank *rank, int64_t now_ms) {
   rank->moved_ms = now_ms;
 }
 
+void oproj_board_excuse(oproj_board_rank *ranks, int32_t size, int64_t now_ms) {
+  for (int32_t r = 0; r < size; r++)
+    ranks[r].heard_ms = ranks[r].moved_ms = ranks[r].sums_ms = now_ms;
+}
+
 /* "forward of layers.7" */
 static const char *where(const oproj_board_rank *rank, char text[96]) {
   const oproj_board_report *r = &rank->report;

@@ -44,6 +44,9 @@ typedef struct oproj_board_rank {
 void oproj_board_hear(oproj_board_rank *rank, const oproj_board_report *report, int64_t now_ms);
 void oproj_board_leave(oproj_board_rank *rank, int64_t now_ms);
 
+/* Begins every deadline anew. */
+void oproj_board_excuse(oproj_board_rank *ranks, int32_t size, int64_t now_ms);
+
 /* The lowest lost rank, with `sentence` saying why, or -1.  A deadline of 0 judges nobody. */
 int32_t oproj_board_judge(const oproj_board_rank *ranks, int32_t size, int64_t now_ms,
                           int64_t deadline_ms, char sentence[OPROJ_BOARD_SENTENCE]);

@@ -24,7 +24,7 @@ int32_t oproj_comm_device(const oproj_comm *comm) {
 }
 
 void oproj_comm_set_deadline(oproj_comm *comm, double seconds) {
-  oproj_watch_set_deadline(comm->watch, seconds);
+  if (seconds >= 0) oproj_watch_set_deadline(comm->watch, seconds);
 }
 
 void oproj_comm_note(oproj_comm *comm, const char *note, int32_t patient) {

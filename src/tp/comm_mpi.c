@@ -321,11 +321,25 @@ static oproj_status reduce_vendor(comm_mpi *c, int64_t elements, const uint16_t 
   return OPROJ_OK;
 }
 
+/* COLLECTIVE.  A count that differs would leave messages of other lengths than awaited. */
+static oproj_status check_tokens(comm_mpi *c, int32_t tokens) {
+  int32_t *values = c->message; /* mine, negated, then the smallest of both */
+  values[0] = tokens;
+  values[1] = -tokens;
+  MPI_AWAIT(c, MPI_Iallreduce(values, values + 2, 2, MPI_INT32_T, MPI_MIN, c->mpi, &request),
+            "MPI_Iallreduce");
+  REQUIRE(values[2] == -values[3], OPROJ_ERR_INVALID,
+          "ranks sum %d to %d tokens, this one %d; all of them must call with as many", values[2],
+          -values[3], tokens);
+  return OPROJ_OK;
+}
+
 static oproj_status mpi_reduce(oproj_comm *comm, oproj_reduce mode, int32_t tokens, int32_t hidden,
                                const uint16_t *partial, uint16_t *y) {
   comm_mpi *c = mpi_of(comm);
   int64_t elements = (int64_t)tokens * hidden;
   REQUIRE(elements <= INT_MAX, OPROJ_ERR_INVALID, "%d tokens x %d exceed 2^31 - 1", tokens, hidden);
+  TRY(check_tokens(c, tokens));
   switch (mode) {
     case OPROJ_REDUCE_ALL:
       return reduce_all(c, elements, partial, y);

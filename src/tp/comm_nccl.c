@@ -31,6 +31,7 @@
 #include "base/log.h"
 #include "oproj/cuda.h"
 #include "tp/comm.h"
+#include "tp/ctx.h"
 #include "tp/push.h"
 
 enum {
@@ -46,7 +47,7 @@ typedef struct comm_nccl {
   bool owned;
   pthread_mutex_t using; /* held while calls enqueue, so that an abort does not come between */
   bool aborted;          /* no further calls: under `using`, or after its time-out */
-  pthread_t aborter;     /* runs or has run, where `aborted` */
+  pthread_t aborter;     /* runs or has run, where `aborted`, and at the end */
 
   pthread_mutex_t listing; /* of the next two */
   struct nccl_end *ends;   /* whose sums are counted */
@@ -491,6 +492,7 @@ static oproj_status initialise(comm_nccl *c, int32_t device) {
   seat mine = {0};
   ncclUniqueId id = {0};
   c->head.device = device == -1 ? oproj_comm_device(mpi) : device;
+  TRY(oproj_ctx_compare_switches(mpi)); /* NCCL's own might keep it from starting */
   TRY(oproj_comm_agree(mpi, take_seat(c->head.device, &mine)));
   TRY(refuse_sharing(mpi, &mine));
   TRY(oproj_comm_agree(mpi, draw_id(mpi, &id)));
@@ -515,12 +517,20 @@ static oproj_status check_adopted(comm_nccl *c) {
 
 /* ---- life ---------------------------------------------------------------------------------- */
 
+static void *destroy_nccl(void *argument) {
+  comm_nccl *c = argument;
+  if (oproj_kernels_cuda_use(c->head.device) == OPROJ_OK) ncclCommDestroy(c->nccl);
+  return NULL;
+}
+
 /* False: NCCL still uses it, and what it holds is left behind. */
 static bool end_nccl(comm_nccl *c) {
   oproj_watch_help(c->head.watch, NULL); /* from here `aborted` stands */
   if (!c->owned || !c->nccl) return true;
-  if (!c->aborted)
-    return oproj_watch_lost(c->head.watch) || ncclCommDestroy(c->nccl) == ncclSuccess;
+  if (!c->aborted) {
+    if (oproj_watch_lost(c->head.watch)) return true;
+    if (pthread_create(&c->aborter, NULL, destroy_nccl, c) != 0) return false;
+  }
   struct timespec deadline = from_now(ABORT_SECONDS * 1000);
   if (pthread_timedjoin_np(c->aborter, NULL, &deadline) == 0) return true;
   pthread_detach(c->aborter);

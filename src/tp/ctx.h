@@ -34,6 +34,9 @@ oproj_status oproj_ctx_compare_requests(oproj_comm *comm, const oproj_dims *dims
                                         const oproj_config *config);
 oproj_status oproj_ctx_compare_devices(oproj_ctx *ctx);
 
+/* COLLECTIVE.  The switches alone, for what starts before a context does. */
+oproj_status oproj_ctx_compare_switches(oproj_comm *comm);
+
 /* Whether a forward call ends in a sum over ranks. */
 int oproj_ctx_sums(const oproj_ctx *ctx);
 

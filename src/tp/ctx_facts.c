@@ -41,6 +41,14 @@ static void add_versions(oproj_facts *facts) {
   oproj_facts_add(facts, "the MPI library", "%s", mpi);
 }
 
+static void add_switches(oproj_facts *facts) {
+  for (size_t i = 0; i < sizeof switches / sizeof switches[0]; i++) {
+    const char *value = getenv(switches[i]);
+    oproj_facts_add(facts, switches[i], "%s%s%s", value ? "\"" : "not set", value ? value : "",
+                    value ? "\"" : "");
+  }
+}
+
 static void add_dims(oproj_facts *facts, const oproj_dims *d) {
   oproj_facts_add(facts, "hidden", "%d", d->hidden);
   oproj_facts_add(facts, "heads", "%d", d->heads);
@@ -69,11 +77,13 @@ oproj_status oproj_ctx_compare_requests(oproj_comm *comm, const oproj_dims *dims
   oproj_facts_add(&facts, "the threshold of path library", "%d tokens",
                   OPROJ_KERNELS_LIBRARY_TOKENS);
   oproj_facts_add(&facts, "the threshold of the reduction", "%d bytes", OPROJ_TP_GATHER_BYTES);
-  for (size_t i = 0; i < sizeof switches / sizeof switches[0]; i++) {
-    const char *value = getenv(switches[i]);
-    oproj_facts_add(&facts, switches[i], "%s%s%s", value ? "\"" : "not set", value ? value : "",
-                    value ? "\"" : "");
-  }
+  add_switches(&facts);
+  return oproj_comm_same(comm, facts.list, facts.count);
+}
+
+oproj_status oproj_ctx_compare_switches(oproj_comm *comm) {
+  oproj_facts facts = {.count = 0};
+  add_switches(&facts);
   return oproj_comm_same(comm, facts.list, facts.count);
 }
 

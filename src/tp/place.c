@@ -6,6 +6,7 @@
 #include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/environment.h"
 #include "base/error.h"
@@ -97,9 +98,16 @@ int oproj_place_share(hwloc_topology_t topology, hwloc_const_bitmap_t bound, int
   return 1;
 }
 
-/* A binding that was asked for has a policy. */
+/* A binding that was asked for has a policy, a set of CPUs, a file, or processing elements. */
 static int bound_by_default(void) {
-  return getenv("OMPI_MCA_orte_bound_at_launch") && !getenv("OMPI_MCA_hwloc_base_binding_policy");
+  static const char *const asked[] = {"OMPI_MCA_hwloc_base_binding_policy",
+                                      "OMPI_MCA_hwloc_base_cpu_set", "OMPI_MCA_orte_rankfile",
+                                      "OMPI_MCA_rmaps_rank_file_path"};
+  const char *mapping = getenv("OMPI_MCA_rmaps_base_mapping_policy");
+  if (mapping && strstr(mapping, "pe=")) return 0;
+  for (size_t i = 0; i < sizeof asked / sizeof asked[0]; i++)
+    if (getenv(asked[i])) return 0;
+  return getenv("OMPI_MCA_orte_bound_at_launch") != NULL;
 }
 
 static void take_share(hwloc_topology_t topology, int32_t local_rank, int32_t local_ranks,

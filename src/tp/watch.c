@@ -23,8 +23,9 @@
 enum {
   LONGEST_BEAT_MS = 1000,
   SHORTEST_BEAT_MS = 20,
-  MEET_MS = 5000,  /* for one connection */
-  GOODBYE_MS = 200 /* for a connection that is full: a goodbye unheard is a loss */
+  MEET_MS = 5000,   /* for one connection */
+  GOODBYE_MS = 200, /* for a connection that is full: a goodbye unheard is a loss */
+  ASLEEP_MS = 1500  /* behind its beat: the process was stopped; no busy machine makes it that */
 };
 
 struct oproj_watch {
@@ -143,6 +144,7 @@ static void call_out(oproj_watch *w) {
   pthread_mutex_lock(&w->calling);
   if (w->helper.lost) w->helper.lost(w->helper.user);
   w->helper.lost = NULL;
+  w->helper.look = NULL; /* what it looked at is being given up */
   if (w->fn && !w->fn_called) {
     w->fn_called = 1;
     w->fn(w->user, atomic_load(&w->lost), w->sentence);
@@ -290,6 +292,13 @@ static int list_files(oproj_watch *w, struct pollfd *files) {
   return count;
 }
 
+/* This process was stopped: others may have been as well, so all of them get a whole deadline. */
+static void excuse_all(oproj_watch *w) {
+  pthread_mutex_lock(&w->lock);
+  oproj_board_excuse(w->board, w->size, milliseconds());
+  pthread_mutex_unlock(&w->lock);
+}
+
 static void *keep_watch(void *argument) {
   oproj_watch *w = argument;
   struct pollfd *files = calloc((size_t)w->size + 1, sizeof *files);
@@ -299,6 +308,7 @@ static void *keep_watch(void *argument) {
     if (now >= next) {
       /* A process that was stopped must not judge others by what it could not hear meanwhile. */
       read_links(w);
+      if (now - next > ASLEEP_MS) excuse_all(w);
       beat(w);
       next = now + beat_ms(w);
     }

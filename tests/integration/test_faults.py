@@ -200,6 +200,28 @@ def check_signal(arguments, workdir, number, delay):
     return code, seconds, said[0] if said else "", wrong
 
 
+def check_suspended(arguments, workdir):
+    """All ranks stop, as under `docker pause`, for longer than the deadline, and go on: so does the
+    job."""
+    deadline, pause = 4, 2
+
+    def suspend(job, _):
+        time.sleep(KILL_AFTER_S)
+        pids = [job.process_of(rank) for rank in range(4)]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(deadline + 2)
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+    fault = {"LD_PRELOAD": str(arguments.fault), "FAULT_RANK": 1, "FAULT_KIND": str(pause),
+             "FAULT_CALL": "oproj_forward", "OPROJ_DEADLINE": str(deadline)}
+    code, seconds, stderr, wrong = Job(arguments, workdir).run(4, fault, suspend)
+    if code != 0:
+        wrong.append(f"it ended with {code}: {sentences(stderr)}")
+    return code, seconds, "", wrong
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--oproj", required=True, type=Path)
@@ -243,9 +265,13 @@ def main():
         failed += bool(wrong)
         print(f"{'FAIL' if wrong else 'ok  '} {number.name} to mpirun: code {code}, "
               f"{seconds - 2.0:.1f} s after it: {said} {wrong or ''}", flush=True)
+    code, seconds, said, wrong = check_suspended(arguments, workdir)
+    failed += bool(wrong)
+    print(f"{'FAIL' if wrong else 'ok  '} all ranks stopped for a while: code {code}, "
+          f"{seconds:.1f} s {wrong or ''}", flush=True)
     if arguments.table:
         arguments.table.write_text("\n".join(rows) + "\n")
-    print(f"{failed} of {len(cells) + len(PAIRS) + 3} failed")
+    print(f"{failed} of {len(cells) + len(PAIRS) + 4} failed")
     shutil.rmtree(workdir, ignore_errors=True)
     return 1 if failed else 0
 

@@ -135,6 +135,28 @@ START_TEST(sums_are_in_rank_order) {
 }
 END_TEST
 
+/* The last rank calls with fewer tokens: all are told so, and go on. */
+START_TEST(unequal_counts_are_refused_on_all) {
+  enum { TOKENS = 4 };
+  oproj_dims dims = dims_for_ranks(&data_tiny_v4);
+  oproj_config config = OPROJ_CONFIG_INIT;
+  config.backend = "ref";
+  config.max_tokens = TOKENS;
+  config.split = split_for(&dims);
+  oproj_ctx *ctx;
+  if (size == 1) return;
+  ALL_OK(oproj_ctx_create(&ctx, comm, &dims, &config));
+  uint16_t *y = calloc((size_t)TOKENS * (size_t)dims.hidden, sizeof *y);
+  int32_t tokens = rank == size - 1 ? TOKENS - 1 : TOKENS;
+  oproj_status status = oproj_partial_reduce(ctx, tokens, y, y, NULL);
+  ALL_ASSERT(status == OPROJ_ERR_INVALID && strstr(oproj_last_error(), "ranks sum 3 to 4 tokens"),
+             "status %d: %s", (int)status, oproj_last_error());
+  ALL_OK(oproj_partial_reduce(ctx, TOKENS, y, y, NULL));
+  free(y);
+  oproj_ctx_destroy(ctx);
+}
+END_TEST
+
 START_TEST(partials_are_left_alone_without_reduction) {
   oproj_dims dims = dims_for_ranks(&data_tiny_v4);
   data_layer data = data_make(&dims, true, OPROJ_DTYPE_E4M3, OPROJ_DTYPE_E4M3, 2);
@@ -376,6 +398,7 @@ static Suite *ranks_suite(void) {
   TCase *tc = tcase_create("ranks");
   tcase_add_loop_test(tc, exact_data_equals_one_rank, 0, 2);
   tcase_add_test(tc, sums_are_in_rank_order);
+  tcase_add_test(tc, unequal_counts_are_refused_on_all);
   tcase_add_test(tc, partials_are_left_alone_without_reduction);
   tcase_add_test(tc, bad_input_on_one_rank_is_refused_on_all);
   tcase_add_test(tc, illegal_sizes_are_refused_on_all);

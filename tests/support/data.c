@@ -154,7 +154,7 @@ static void spread_input(data_layer *layer, int binades) {
 void data_spread(data_layer *layer, int binades) {
   spread_scales(&layer->wo_a, binades);
   spread_scales(&layer->wo_b, binades);
-  spread_input(layer, binades);
+  spread_input(layer, binades / 2);
 }
 
 void data_free(data_layer *layer) {

@@ -37,7 +37,7 @@ data_layer data_make(const oproj_dims *dims, bool exact, oproj_dtype wo_a, oproj
 void data_free(data_layer *layer);
 
 /* Gives the weights scales that are powers of two, up to `binades` apart (their codes stay), and
- * makes blocks of the input as different. */
+ * makes blocks of the input half as different: short sums lose more, the fewer values matter. */
 void data_spread(data_layer *layer, int binades);
 
 /* A rank's rows of WO-A and columns of WO-B, as copies. */
