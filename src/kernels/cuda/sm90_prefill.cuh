@@ -73,6 +73,22 @@ struct Block {
   int rank;        /* in the pair */
   int first, step; /* tiles (of a pair: two at a time) that it takes: first, first + step .. */
   int count;       /* of all blocks together */
+
+  __device__ __forceinline__ uint32_t slot(int i) const {
+    return base + i * at.slot_bytes;
+  }
+  __device__ __forceinline__ uint32_t full(int i) const {
+    return base + at.full + i * 8;
+  }
+  __device__ __forceinline__ uint32_t empty(int i) const {
+    return base + at.empty + i * 8;
+  }
+  __device__ __forceinline__ uint32_t w_full(int i) const {
+    return base + at.w_full + i * 8;
+  }
+  __device__ __forceinline__ uint32_t w_empty(int i) const {
+    return base + at.w_empty + i * 8;
+  }
 };
 
 /* What a warp of the products keeps from tile to tile. */
@@ -92,26 +108,11 @@ struct Prefill {
   static constexpr int WIDTH = PARTS * PART_BLOCKS;     /* ... and of a tile */
   static constexpr int UNITS = SCALES * PARTS; /* of a slot: sums that are scaled together */
 
-  static __device__ __forceinline__ uint32_t slot_address(const Block &b, int slot) {
-    return b.base + slot * b.at.slot_bytes;
-  }
-  static __device__ __forceinline__ uint32_t full(const Block &b, int slot) {
-    return b.base + b.at.full + slot * 8;
-  }
-  static __device__ __forceinline__ uint32_t empty(const Block &b, int slot) {
-    return b.base + b.at.empty + slot * 8;
-  }
   static __device__ __forceinline__ float *a_scales(const Block &b, int slot) {
     return reinterpret_cast<float *>(b.memory + b.at.a_scales) + slot * SCALES * TILE_TOKENS;
   }
   static __device__ __forceinline__ float *w_scales(const Block &b, int buffer) {
     return reinterpret_cast<float *>(b.memory + b.at.w_scales + buffer * b.at.w_bytes);
-  }
-  static __device__ __forceinline__ uint32_t w_full(const Block &b, int buffer) {
-    return b.base + b.at.w_full + buffer * 8;
-  }
-  static __device__ __forceinline__ uint32_t w_empty(const Block &b, int buffer) {
-    return b.base + b.at.w_empty + buffer * 8;
   }
 
   /* Bands of row tiles; in a band all tokens, at each the band's row tiles in turn: what runs at
@@ -139,29 +140,29 @@ struct Prefill {
   static __device__ void copy_weights(const sm90_prefill &p, const Block &b, const Tile &tile,
                                       int i, int slot) {
     constexpr int ROWS = PARTS * PART_ROWS / BLOCKS;
-    uint32_t to = slot_address(b, slot) + BOX_BYTES + b.rank * ROWS * SLOT_COLS;
+    uint32_t to = b.slot(slot) + BOX_BYTES + b.rank * ROWS * SLOT_COLS;
     int x = i * SLOT_COLS, y = tile.first_row + b.rank * ROWS;
-    barrier_arrive_expecting(full(b, slot), PARTS * BOX_BYTES + p.step_tokens * SLOT_COLS +
-                                                SCALES * scale_tokens(p, tile) * 4);
+    barrier_arrive_expecting(b.full(slot), PARTS * BOX_BYTES + p.step_tokens * SLOT_COLS +
+                                               SCALES * scale_tokens(p, tile) * 4);
     if constexpr (PAIRED)
-      multicast_box_2d(to, &p.weights, full(b, slot), x, y, 3);
+      multicast_box_2d(to, &p.weights, b.full(slot), x, y, 3);
     else
-      copy_box_2d(to, &p.weights, full(b, slot), x, y);
+      copy_box_2d(to, &p.weights, b.full(slot), x, y);
   }
 
   static __device__ void copy_activations(const sm90_prefill &p, const Block &b, const Tile &tile,
                                           int i, int slot) {
     int64_t aligned = oproj_layout_aligned_tokens(p.tokens);
     uint32_t bytes = scale_tokens(p, tile) * 4;
-    copy_box_3d(slot_address(b, slot), &p.activations, full(b, slot), i * SLOT_COLS,
-                tile.first_token, tile.group);
+    copy_box_3d(b.slot(slot), &p.activations, b.full(slot), i * SLOT_COLS, tile.first_token,
+                tile.group);
     if (bytes == 0) return; /* the second of a pair may have no tokens at all */
     int64_t column = (static_cast<int64_t>(tile.group) * b.slots + i) * SCALES;
     const float *from = p.a_scales + column * aligned + tile.first_token;
 #pragma unroll
     for (int s = 0; s < SCALES; s++)
       copy_bytes(shared_address(a_scales(b, slot) + s * TILE_TOKENS), from + s * aligned, bytes,
-                 full(b, slot));
+                 b.full(slot));
   }
 
   /* Weights do not depend on the kernel before: a ring full of them sets out first. */
@@ -176,7 +177,7 @@ struct Prefill {
     for (int index = b.first; index < b.count; index += b.step) {
       tile = find_tile(p, b, index);
       for (int i = begin; i < b.slots; i++) {
-        barrier_wait(empty(b, at.slot), at.parity ^ 1);
+        barrier_wait(b.empty(at.slot), at.parity ^ 1);
         copy_weights(p, b, tile, i, at.slot);
         copy_activations(p, b, tile, i, at.slot);
         at.advance(p.stages);
@@ -194,7 +195,7 @@ struct Prefill {
     for (int index = b.first; index < b.count; index += b.step) {
       int first_block = find_tile(p, b, index).first_row / BLOCK;
       float *to = w_scales(b, at.slot);
-      barrier_wait(w_empty(b, at.slot), at.parity ^ 1);
+      barrier_wait(b.w_empty(at.slot), at.parity ^ 1);
 #pragma unroll
       for (int r = 0; r < WIDTH; r++) {
         const float *from = p.w_scales + static_cast<int64_t>(first_block + r) * columns;
@@ -203,7 +204,7 @@ struct Prefill {
         for (int i = lane; i < columns; i += WARP)
           to[i * WIDTH + r] = live ? __ldg(from + i) : 0.0f;
       }
-      barrier_arrive(w_full(b, at.slot));
+      barrier_arrive(b.w_full(at.slot));
       at.advance(W_BUFFERS);
     }
   }
@@ -213,7 +214,7 @@ struct Prefill {
   /* Starts the instructions of one unit: one part of the rows, one scale's share of K. */
   static __device__ __forceinline__ void begin_unit(const Block &b, const Worker &me, int unit,
                                                     float (&sums)[PART_SUMS]) {
-    uint32_t address = slot_address(b, me.at.slot);
+    uint32_t address = b.slot(me.at.slot);
     int step = unit / PARTS * STEPS * 2, part = unit % PARTS;
     uint64_t codes = describe_operand(address + me.warpgroup * (BOX_BYTES / 2)) + step;
     uint64_t weights = describe_operand(address + (1 + part) * BOX_BYTES) + step;
@@ -262,9 +263,9 @@ struct Prefill {
   static __device__ __forceinline__ void release(const Block &b, int slot, int lane) {
     __syncwarp();
     if constexpr (PAIRED) {
-      if (lane < BLOCKS) barrier_arrive_peer(peer_address(empty(b, slot), lane));
+      if (lane < BLOCKS) barrier_arrive_peer(peer_address(b.empty(slot), lane));
     } else {
-      if (lane == 0) barrier_arrive(empty(b, slot));
+      if (lane == 0) barrier_arrive(b.empty(slot));
     }
   }
 
@@ -276,7 +277,7 @@ struct Prefill {
 #pragma unroll 1
     for (int i = 0; i < b.slots; i++) {
       int slot = me.at.slot;
-      barrier_wait(full(b, slot), me.at.parity);
+      barrier_wait(b.full(slot), me.at.parity);
 #pragma unroll
       for (int unit = 0; unit < UNITS; unit++) {
         float sums[PART_SUMS];
@@ -302,14 +303,14 @@ struct Prefill {
 #pragma unroll 1
     for (int turn = 0; turn < b.slots; turn += TURN) {
       float sums[2][PART_SUMS];
-      barrier_wait(full(b, me.at.slot), me.at.parity);
+      barrier_wait(b.full(me.at.slot), me.at.parity);
       begin_unit(b, me, 0, sums[0]);
 #pragma unroll
       for (int i = 0; i < TURN * UNITS; i++) {
         int slot = me.at.slot, unit = i % UNITS;
         bool ends = unit == UNITS - 1, last = i == TURN * UNITS - 1;
         if (ends) me.at.advance(p.stages);
-        if (ends && !last) barrier_wait(full(b, me.at.slot), me.at.parity);
+        if (ends && !last) barrier_wait(b.full(me.at.slot), me.at.parity);
         if (!last) begin_unit(b, me, (unit + 1) % UNITS, sums[(i + 1) % 2]);
         Scales s = load_scales(b, w + i / UNITS * SCALES * WIDTH, slot, unit, me.row);
         if (last)
@@ -350,12 +351,12 @@ struct Prefill {
     for (int index = b.first; index < b.count; index += b.step) {
       float total[PARTS][PART_SUMS] = {};
       const float *w = w_scales(b, scales.slot);
-      barrier_wait(w_full(b, scales.slot), scales.parity);
+      barrier_wait(b.w_full(scales.slot), scales.parity);
       if constexpr (PARTS == 1)
         multiply_ahead(p, b, w, me, total);
       else
         multiply_singly(p, b, w, me, total);
-      barrier_arrive(w_empty(b, scales.slot));
+      barrier_arrive(b.w_empty(scales.slot));
       scales.advance(W_BUFFERS);
       Tile tile = find_tile(p, b, index);
 #pragma unroll
@@ -367,12 +368,12 @@ struct Prefill {
 
   static __device__ void open_barriers(const sm90_prefill &p, const Block &b) {
     for (int slot = 0; slot < p.stages; slot++) {
-      barrier_init(full(b, slot), 1);
-      barrier_init(empty(b, slot), MATH_WARPS * BLOCKS);
+      barrier_init(b.full(slot), 1);
+      barrier_init(b.empty(slot), MATH_WARPS * BLOCKS);
     }
     for (int buffer = 0; buffer < W_BUFFERS; buffer++) {
-      barrier_init(w_full(b, buffer), WARP);
-      barrier_init(w_empty(b, buffer), MATH_WARPS * WARP);
+      barrier_init(b.w_full(buffer), WARP);
+      barrier_init(b.w_empty(buffer), MATH_WARPS * WARP);
     }
     barriers_publish();
     fence_for_async_proxy();

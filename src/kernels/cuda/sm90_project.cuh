@@ -34,6 +34,7 @@
 
 namespace sm90 {
 
+constexpr int MATH_MEETS = 1, QUANTIZERS_MEET = 2; /* named barriers */
 constexpr int QUANTIZE_WARPS = 4, QUANTIZE_THREADS = QUANTIZE_WARPS * WARP;
 constexpr int K_STEP = 32;                     /* values of K of one instruction */
 constexpr int STEPS = SM90_TILE_COLS / K_STEP; /* instructions per slot */
@@ -94,6 +95,19 @@ struct Block {
   int tile, part, group;
   int first_slot, slots;   /* of K */
   int first_token, tokens; /* whose scales exist in memory: a multiple of 4 */
+
+  __device__ __forceinline__ uint32_t slot(int i) const {
+    return base + i * at.slot_bytes;
+  }
+  __device__ __forceinline__ uint32_t full(int i) const {
+    return base + at.full + i * 8;
+  }
+  __device__ __forceinline__ uint32_t live(int i) const {
+    return base + at.live + i * 8;
+  }
+  __device__ __forceinline__ uint32_t empty(int i) const {
+    return base + at.empty + i * 8;
+  }
 };
 
 template <int N, int BLOCK, int Z_BLOCK, bool FUSED>
@@ -110,18 +124,6 @@ struct Project {
   static constexpr int STEPS_PER_SCALE = BLOCK / K_STEP; /* 4 or 1 */
   static constexpr bool JOINED = Z_BLOCK < BLOCK;        /* the input's blocks, and the weights' */
 
-  static __device__ __forceinline__ uint32_t slot_address(const Block &b, int slot) {
-    return b.base + slot * b.at.slot_bytes;
-  }
-  static __device__ __forceinline__ uint32_t full(const Block &b, int slot) {
-    return b.base + b.at.full + slot * 8;
-  }
-  static __device__ __forceinline__ uint32_t live(const Block &b, int slot) {
-    return b.base + b.at.live + slot * 8;
-  }
-  static __device__ __forceinline__ uint32_t empty(const Block &b, int slot) {
-    return b.base + b.at.empty + slot * 8;
-  }
   static __device__ __forceinline__ float *a_scales(const Block &b, int slot) {
     return reinterpret_cast<float *>(b.memory + b.at.a_scales) + slot * SCALES * N;
   }
@@ -136,11 +138,11 @@ struct Project {
   static __device__ __forceinline__ void copy_weights(const sm90_product &p, const Block &b,
                                                       Copies *c) {
     if (c->issued >= p.window) {
-      barrier_wait(full(b, c->landed.slot), c->landed.parity);
+      barrier_wait(b.full(c->landed.slot), c->landed.parity);
       c->landed.advance(p.stages);
     }
-    barrier_arrive_expecting(full(b, c->issue.slot), WEIGHT_BYTES);
-    copy_box_2d(slot_address(b, c->issue.slot), &p.weights, full(b, c->issue.slot),
+    barrier_arrive_expecting(b.full(c->issue.slot), WEIGHT_BYTES);
+    copy_box_2d(b.slot(c->issue.slot), &p.weights, b.full(c->issue.slot),
                 (b.first_slot + c->issued) * SM90_TILE_COLS, b.tile * SM90_TILE_ROWS);
     c->issue.advance(p.stages);
     c->issued++;
@@ -149,9 +151,9 @@ struct Project {
   /* Weights do not depend on the kernel before: they set out before anything else. */
   static __device__ void begin_copies(const sm90_product &p, const Block &b, Copies *c) {
     for (int slot = 0; slot < p.stages; slot++) {
-      barrier_init(full(b, slot), 1);
-      barrier_init(live(b, slot), 1);
-      barrier_init(empty(b, slot), TURNS ? MATH_WARPS / 2 : MATH_WARPS);
+      barrier_init(b.full(slot), 1);
+      barrier_init(b.live(slot), 1);
+      barrier_init(b.empty(slot), TURNS ? MATH_WARPS / 2 : MATH_WARPS);
     }
     barriers_publish();
     fence_for_async_proxy();
@@ -160,7 +162,7 @@ struct Project {
 
   static __device__ void run_copies(const sm90_product &p, const Block &b, Copies *c) {
     while (c->issued < b.slots) {
-      if (c->issued >= p.stages) barrier_wait(empty(b, c->issue.slot), c->issue.parity ^ 1);
+      if (c->issued >= p.stages) barrier_wait(b.empty(c->issue.slot), c->issue.parity ^ 1);
       copy_weights(p, b, c);
     }
   }
@@ -178,12 +180,12 @@ struct Project {
     wait_for_predecessors();
 #pragma unroll 1
     for (int i = 0; i < b.slots; i++) {
-      uint32_t arrival = live(b, at.slot);
-      if (i >= p.stages) barrier_wait(empty(b, at.slot), at.parity ^ 1);
+      uint32_t arrival = b.live(at.slot);
+      if (i >= p.stages) barrier_wait(b.empty(at.slot), at.parity ^ 1);
       if (lane == 0) barrier_arrive_expecting(arrival, code_bytes + SCALES * scale_bytes);
       __syncwarp();
       if (lane == 0)
-        copy_box_3d(slot_address(b, at.slot) + WEIGHT_BYTES, &p.activations, arrival,
+        copy_box_3d(b.slot(at.slot) + WEIGHT_BYTES, &p.activations, arrival,
                     (b.first_slot + i) * SM90_TILE_COLS, b.first_token, b.group);
       else if (s < SCALES)
         copy_bytes(shared_address(a_scales(b, at.slot) + s * N), scales, scale_bytes, arrival);
@@ -273,19 +275,19 @@ struct Project {
       if (warp + d * QUANTIZE_WARPS < b.slots)
         load_rows(p, b, warp + d * QUANTIZE_WARPS, lane, raw[d]);
     load_cos_sin(p, b, warp * WARP + lane);
-    named_barrier(2, QUANTIZE_THREADS);
+    named_barrier(QUANTIZERS_MEET, QUANTIZE_THREADS);
     for (int first = warp; first < b.slots; first += DEPTH * QUANTIZE_WARPS) {
 #pragma unroll
       for (int d = 0; d < DEPTH; d++) {
         int i = first + d * QUANTIZE_WARPS, slot = i % p.stages, round = i / p.stages;
         if (i >= b.slots) break;
-        if (round > 0) barrier_wait(empty(b, slot), (round - 1) & 1);
+        if (round > 0) barrier_wait(b.empty(slot), (round - 1) & 1);
         quantize_slot(p, b, i, slot, lane, raw[d]);
         int next = i + DEPTH * QUANTIZE_WARPS;
         if (next < b.slots) load_rows(p, b, next, lane, raw[d]);
         fence_for_async_proxy();
         __syncwarp();
-        if (lane == 0) barrier_arrive(live(b, slot));
+        if (lane == 0) barrier_arrive(b.live(slot));
       }
     }
   }
@@ -299,7 +301,7 @@ struct Project {
   /* Starts the instructions of one quantisation block: all of a slot, or its step `step`. */
   static __device__ __forceinline__ void begin_products(const Block &b, int slot, int step,
                                                         int warpgroup, float (&sums)[SUMS]) {
-    uint32_t address = slot_address(b, slot);
+    uint32_t address = b.slot(slot);
     int token_half = TOKENS_ARE_ROWS && !TURNS ? warpgroup * ROW_TOKENS * SM90_TILE_COLS : 0;
     int row_half = TOKENS_ARE_ROWS ? 0 : warpgroup * (WEIGHT_BYTES / 2);
     uint64_t codes = describe_operand(address + WEIGHT_BYTES + token_half) + 2 * step;
@@ -354,13 +356,13 @@ struct Project {
   }
 
   static __device__ __forceinline__ void wait_for_slot(const Block &b, const Cursor &at) {
-    barrier_wait(full(b, at.slot), at.parity);
-    barrier_wait(live(b, at.slot), at.parity);
+    barrier_wait(b.full(at.slot), at.parity);
+    barrier_wait(b.live(at.slot), at.parity);
   }
 
   static __device__ __forceinline__ void release(const Block &b, int slot, int lane) {
     __syncwarp();
-    if (lane == 0) barrier_arrive(empty(b, slot));
+    if (lane == 0) barrier_arrive(b.empty(slot));
   }
 
   /* Products run in pairs, the second while the first is added.  (A pair that overlapped the next
@@ -452,10 +454,6 @@ struct Project {
     return reinterpret_cast<float *>(b.memory + SUMS_AT) + token * PITCH;
   }
 
-  static __device__ __forceinline__ void add_to(float4 *sum, const float4 &more) {
-    *sum = make_float4(sum->x + more.x, sum->y + more.y, sum->z + more.z, sum->w + more.w);
-  }
-
   static __device__ __forceinline__ void spread_columns(const Block &b, int warp, int lane,
                                                         const float (&total)[SUMS]) {
     int row = warp * 16 + lane / 4;
@@ -504,7 +502,7 @@ struct Project {
 #pragma unroll
     for (int j = 0; j < PAIRS; j++) other[j * HALF_THREADS] = pairs[j];
     take_row(total, high, pairs);
-    named_barrier(1, MATH_THREADS);
+    named_barrier(MATH_MEETS, MATH_THREADS);
 #pragma unroll
     for (int j = 0; j < PAIRS; j++) {
       float2 more = mine[j * HALF_THREADS];
@@ -581,72 +579,6 @@ struct Project {
     return sum;
   }
 
-  /* The codes of a lane's 4 columns and, by the first lane of a block, its scale. */
-  static __device__ __forceinline__ void write_column_codes(const sm90_product &p, int64_t token,
-                                                            int64_t column, int lane,
-                                                            uint32_t codes, int exponent) {
-    int width = Z_BLOCK < SM90_TILE_ROWS && p.z_joined ? SM90_TILE_ROWS
-                                                       : Z_BLOCK; /* of columns with one scale */
-    int64_t at = column / width, columns = p.rows / width;
-    bool leads = column % width == 0;
-    if (token < p.tokens) {
-      *reinterpret_cast<uint32_t *>(p.zq.codes + token * p.rows + column) = codes;
-      if (leads)
-        oproj_layout_store(p.zq.scales, p.zq.layout, 0, token, at, p.tokens, columns, exponent);
-    } else if (leads && p.zq.layout == OPROJ_SCALE_F32 &&
-               token < oproj_layout_aligned_tokens(p.tokens)) {
-      static_cast<float *>(p.zq.scales)[oproj_layout_f32(0, token, at, p.tokens, columns)] = 0.0f;
-    }
-  }
-
-  /* Quantises a row of 128 values, 4 to a lane. */
-  static __device__ __forceinline__ void quantize_columns(const sm90_product &p, int64_t token,
-                                                          int64_t column, int lane, float4 sum) {
-    float amax = oproj_quant_amax(oproj_quant_amax(0.0f, sum.x), sum.y);
-    amax = oproj_quant_amax(oproj_quant_amax(amax, sum.z), sum.w);
-#pragma unroll
-    for (int offset = Z_BLOCK / 8; offset > 0; offset /= 2)
-      amax = oproj_quant_amax(amax, __shfl_xor_sync(ALL_LANES, amax, offset));
-    int own = oproj_quant_exponent(amax), exponent = own;
-    uint32_t codes = codes_of_values(sum.x, sum.y, sum.z, sum.w, own);
-    if (Z_BLOCK < SM90_TILE_ROWS && p.z_joined) {
-      exponent = __reduce_max_sync(ALL_LANES, own);
-      if (exponent > own) codes = lower_codes(codes, exponent - own);
-    }
-    write_column_codes(p, token, column, lane, codes, exponent);
-  }
-
-  /* Rounds a lane's 4 rows to bf16, in place, and writes them where they are wanted. */
-  static __device__ __forceinline__ void round_and_write(const sm90_product &p, int64_t token,
-                                                         int64_t column, float4 *sum) {
-    bool live = token < p.tokens && column < p.rows;
-    bool wide = reinterpret_cast<uintptr_t>(p.out) % 8 == 0 && p.out_stride % 4 == 0;
-    if (p.addend && live) {
-      float4 more = *reinterpret_cast<const float4 *>(p.addend + token * p.rows + column);
-      add_to(sum, more);
-    }
-    const uint16_t rounded[4] = {oproj_bf16_from_f32(sum->x), oproj_bf16_from_f32(sum->y),
-                                 oproj_bf16_from_f32(sum->z), oproj_bf16_from_f32(sum->w)};
-    if (p.out && live) {
-      uint16_t *to = p.out + token * p.out_stride + column;
-      uint2 packed;
-      memcpy(&packed, rounded, sizeof packed);
-      if (wide)
-        *reinterpret_cast<uint2 *>(to) = packed;
-      else
-        for (int i = 0; i < 4; i++) to[i] = rounded[i];
-    }
-    *sum = make_float4(oproj_bf16_to_f32(rounded[0]), oproj_bf16_to_f32(rounded[1]),
-                       oproj_bf16_to_f32(rounded[2]), oproj_bf16_to_f32(rounded[3]));
-  }
-
-  static __device__ __forceinline__ void write_columns(const sm90_product &p, const Block &b,
-                                                       int token, int lane, float4 sum) {
-    int64_t column = static_cast<int64_t>(b.tile) * SM90_TILE_ROWS + lane * 4;
-    round_and_write(p, b.first_token + token, column, &sum);
-    if (p.zq.codes) quantize_columns(p, b.first_token + token, column, lane, sum);
-  }
-
   /* The blocks of a cluster share out the tokens, and their warps those, BATCH at a time. */
   static constexpr int BATCH = N < ROW_TOKENS ? 1 : 2;
 
@@ -661,7 +593,10 @@ struct Project {
         if (token + i * step < b.tokens) sums[i] = gather_sums(p, b, token + i * step, lane);
 #pragma unroll
       for (int i = 0; i < BATCH; i++)
-        if (token + i * step < b.tokens) write_columns(p, b, token + i * step, lane, sums[i]);
+        if (token + i * step < b.tokens)
+          write_columns<Z_BLOCK>(p, b.first_token + token + i * step,
+                                 static_cast<int64_t>(b.tile) * SM90_TILE_ROWS + lane * 4, lane,
+                                 sums[i]);
     }
   }
 
@@ -705,21 +640,21 @@ struct Project {
     const float *tile_scales = reinterpret_cast<const float *>(b.memory + b.at.w_scales);
     const float *warp_scales = tile_scales + warp * 16 / BLOCK * b.slots * SCALES;
     copies_wait();
-    named_barrier(1, MATH_THREADS); /* the scales that the others copied */
+    named_barrier(MATH_MEETS, MATH_THREADS); /* the scales that the others copied */
     if constexpr (TOKENS_ARE_ROWS)
       multiply_rows(p, b, tile_scales, warp, lane, total);
     else if constexpr (BLOCK == SM90_TILE_COLS)
       multiply_slots(p, b, warp_scales, warp / 4, lane, total);
     else
       multiply_steps(p, b, warp_scales, warp / 4, lane, total);
-    named_barrier(1, MATH_THREADS); /* the ring is drained: sums may overwrite it */
-    wait_for_predecessors();        /* they may still read what is written now */
+    named_barrier(MATH_MEETS, MATH_THREADS); /* the ring is drained: sums may overwrite it */
+    wait_for_predecessors();                 /* they may still read what is written now */
     if constexpr (TOKENS_ARE_ROWS) {
       if (finish_rows(p, b, warp, lane, total)) return;
     } else {
       spread_columns(b, warp, lane, total);
     }
-    named_barrier(1, MATH_THREADS);
+    named_barrier(MATH_MEETS, MATH_THREADS);
     if (p.split > 1) cluster_barrier();
     write_sums(p, b, warp, lane);
   }

@@ -179,6 +179,81 @@ __device__ __forceinline__ void write_token(const Product &p, int64_t token, int
   if (p.out) write_row(p, token, column, lane, pairs);
 }
 
+/* ---- the same of sums that lie in rows: 4 columns to a lane, 128 to a warp ------------------ */
+
+__device__ __forceinline__ void add_to(float4 *sum, const float4 &more) {
+  *sum = make_float4(sum->x + more.x, sum->y + more.y, sum->z + more.z, sum->w + more.w);
+}
+
+/* The codes of a lane's 4 columns and, by the first lane of a block, its scale. */
+template <int BLOCK, typename Product>
+__device__ __forceinline__ void write_column_codes(const Product &p, int64_t token, int64_t column,
+                                                   int lane, uint32_t codes, int exponent) {
+  int width = BLOCK < WRITE_COLS && p.z_joined ? WRITE_COLS : BLOCK; /* of columns with one scale */
+  int64_t at = column / width, columns = p.rows / width;
+  bool leads = column % width == 0;
+  if (token < p.tokens) {
+    *reinterpret_cast<uint32_t *>(p.zq.codes + token * p.rows + column) = codes;
+    if (leads)
+      oproj_layout_store(p.zq.scales, p.zq.layout, 0, token, at, p.tokens, columns, exponent);
+  } else if (leads && p.zq.layout == OPROJ_SCALE_F32 &&
+             token < oproj_layout_aligned_tokens(p.tokens)) {
+    static_cast<float *>(p.zq.scales)[oproj_layout_f32(0, token, at, p.tokens, columns)] = 0.0f;
+  }
+}
+
+/* Quantises a row of 128 values, 4 to a lane. */
+template <int BLOCK, typename Product>
+__device__ __forceinline__ void quantize_columns(const Product &p, int64_t token, int64_t column,
+                                                 int lane, float4 sum) {
+  float amax = oproj_quant_amax(oproj_quant_amax(0.0f, sum.x), sum.y);
+  amax = oproj_quant_amax(oproj_quant_amax(amax, sum.z), sum.w);
+#pragma unroll
+  for (int offset = BLOCK / 8; offset > 0; offset /= 2)
+    amax = oproj_quant_amax(amax, __shfl_xor_sync(ALL_LANES, amax, offset));
+  int own = oproj_quant_exponent(amax), exponent = own;
+  uint32_t codes = codes_of_values(sum.x, sum.y, sum.z, sum.w, own);
+  if (BLOCK < WRITE_COLS && p.z_joined) {
+    exponent = __reduce_max_sync(ALL_LANES, own);
+    if (exponent > own) codes = lower_codes(codes, exponent - own);
+  }
+  write_column_codes<BLOCK>(p, token, column, lane, codes, exponent);
+}
+
+/* Rounds a lane's 4 rows to bf16, in place, and writes them where they are wanted. */
+template <typename Product>
+__device__ __forceinline__ void round_and_write(const Product &p, int64_t token, int64_t column,
+                                                float4 *sum) {
+  bool live = token < p.tokens && column < p.rows;
+  bool wide = reinterpret_cast<uintptr_t>(p.out) % 8 == 0 && p.out_stride % 4 == 0;
+  if (p.addend && live) {
+    float4 more = *reinterpret_cast<const float4 *>(p.addend + token * p.rows + column);
+    add_to(sum, more);
+  }
+  const uint16_t rounded[4] = {oproj_bf16_from_f32(sum->x), oproj_bf16_from_f32(sum->y),
+                               oproj_bf16_from_f32(sum->z), oproj_bf16_from_f32(sum->w)};
+  if (p.out && live) {
+    uint16_t *to = p.out + token * p.out_stride + column;
+    uint2 packed;
+    memcpy(&packed, rounded, sizeof packed);
+    if (wide)
+      *reinterpret_cast<uint2 *>(to) = packed;
+    else
+      for (int i = 0; i < 4; i++) to[i] = rounded[i];
+  }
+  *sum = make_float4(oproj_bf16_to_f32(rounded[0]), oproj_bf16_to_f32(rounded[1]),
+                     oproj_bf16_to_f32(rounded[2]), oproj_bf16_to_f32(rounded[3]));
+}
+
+/* A lane's 4 columns of a token, from `column` on: rounded, quantised and written as write_token
+ * does. */
+template <int BLOCK, typename Product>
+__device__ __forceinline__ void write_columns(const Product &p, int64_t token, int64_t column,
+                                              int lane, float4 sum) {
+  round_and_write(p, token, column, &sum);
+  if (p.zq.codes) quantize_columns<BLOCK>(p, token, column, lane, sum);
+}
+
 }  // namespace sm90
 
 #endif /* OPROJ_KERNELS_CUDA_SM90_WRITE_CUH */
