@@ -63,6 +63,19 @@ START_TEST(being_late_is_a_loss_where_others_wait) {
 }
 END_TEST
 
+/* As after a pause of this process: everybody has a whole deadline again. */
+START_TEST(excuses_begin_the_deadlines_anew) {
+  hear_all(1, 0);
+  for (int32_t r = 0; r < RANKS; r++) hear(r, r == 3 ? 1 : 2, r != 3, 0, 100);
+  ck_assert_int_ge(judge(9000), 0);
+  oproj_board_excuse(board, RANKS, 9000);
+  ck_assert_int_eq(judge(10000), -1);
+  ck_assert_int_eq(judge(10001), 0); /* nobody was heard of since */
+  for (int32_t r = 0; r < RANKS; r++) hear(r, r == 3 ? 1 : 2, r != 3, 0, 10000);
+  ck_assert_int_eq(judge(10001), 3);
+}
+END_TEST
+
 START_TEST(patience_and_progress_are_no_loss) {
   hear_all(1, 0);
   for (int64_t now = 100; now <= 9100; now += 500)
@@ -414,6 +427,7 @@ int main(void) {
   TCase *rules = tcase_create("board"), *tc = tcase_create("watch");
   tcase_add_test(rules, silence_is_a_loss_after_the_deadline);
   tcase_add_test(rules, being_late_is_a_loss_where_others_wait);
+  tcase_add_test(rules, excuses_begin_the_deadlines_anew);
   tcase_add_test(rules, patience_and_progress_are_no_loss);
   tcase_add_test(rules, who_has_left_is_missed_by_those_who_wait);
   tcase_add_test(rules, a_sum_that_hangs_is_a_loss_after_the_deadline);
