@@ -2,7 +2,8 @@
  * tensor cores, with what may be fused in front of it and behind it.
  *
  *   sm90_ptx.cuh       the instructions
- *   sm90_project.cuh   the kernel
+ *   sm90_project.cuh   the kernel, with its block (sm90_project_block.cuh) and, fused in front of
+ *                      it, the input's quantiser (sm90_project_input.cuh)
  *   sm90_write.cuh     what becomes of the sums of 64 tokens and more
  *   sm90_project.cu    its variants and their launch
  *   sm90_host.c        tensor maps, what fits, splits

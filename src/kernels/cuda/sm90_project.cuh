@@ -28,87 +28,12 @@
 
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/input.cuh"
-#include "kernels/cuda/sm90.h"
+#include "kernels/cuda/sm90_project_block.cuh"
+#include "kernels/cuda/sm90_project_input.cuh"
 #include "kernels/cuda/sm90_ptx.cuh"
 #include "kernels/cuda/sm90_write.cuh"
 
 namespace sm90 {
-
-constexpr int MATH_MEETS = 1, QUANTIZERS_MEET = 2; /* named barriers */
-constexpr int QUANTIZE_WARPS = 4, QUANTIZE_THREADS = QUANTIZE_WARPS * WARP;
-constexpr int K_STEP = 32;                     /* values of K of one instruction */
-constexpr int STEPS = SM90_TILE_COLS / K_STEP; /* instructions per slot */
-constexpr int WEIGHT_BYTES = SM90_TILE_ROWS * SM90_TILE_COLS;
-constexpr int HEAD_DIM = 512, ROPE_DIM = 64; /* what FUSED is written for */
-constexpr int SLOTS_PER_HEAD = HEAD_DIM / SM90_TILE_COLS;
-
-/* Scales of one token in one slot. */
-__host__ __device__ constexpr int scales_per_slot(int block) {
-  return SM90_TILE_COLS / block;
-}
-
-/* Tokens from which on they are the instruction's rows. */
-constexpr int ROW_TOKENS = 64;
-
-/* Floats per token while sums meet: no bank twice, whichever way they are written. */
-__host__ __device__ constexpr int sum_pitch(int tokens) {
-  return SM90_TILE_ROWS + (tokens < ROW_TOKENS ? 4 : 8);
-}
-
-/* Bytes that warpgroups which took turns exchange in front of the sums. */
-__host__ __device__ constexpr int exchange_bytes(int tokens) {
-  return tokens == ROW_TOKENS ? ROW_TOKENS * SM90_TILE_ROWS * 4 : 0;
-}
-
-/* Where things lie in a block's shared memory; offsets in bytes. */
-struct Shared {
-  int slot_bytes;        /* weights, then codes */
-  int a_scales;          /* f32 [stages][scales per slot][N] */
-  int w_scales;          /* f32 [row blocks of the tile][scales of the part of K] */
-  int cos_sin;           /* FUSED: f32 [N][ROPE_DIM] */
-  int full, live, empty; /* barriers [stages]: weights and activations have landed, both are read */
-  int bytes;
-};
-
-__host__ __device__ inline Shared shared_layout(int tokens, int block, int stages, int slots,
-                                                bool fused) {
-  Shared s = {};
-  s.slot_bytes = WEIGHT_BYTES + tokens * SM90_TILE_COLS;
-  int ring = stages * s.slot_bytes;
-  int sums = exchange_bytes(tokens) + tokens * sum_pitch(tokens) * 4; /* over the drained ring */
-  s.a_scales = ring > sums ? ring : sums;
-  s.w_scales = s.a_scales + stages * scales_per_slot(block) * tokens * 4;
-  int row_blocks = SM90_TILE_ROWS / block;
-  s.cos_sin = s.w_scales + ceil_div(row_blocks * slots * scales_per_slot(block) * 4, 16) * 16;
-  s.full = s.cos_sin + (fused ? tokens * ROPE_DIM * 4 : 0);
-  s.live = s.full + stages * 8;
-  s.empty = s.live + stages * 8;
-  s.bytes = s.empty + stages * 8 + 1024; /* room to align the ring to the swizzle's 1024 */
-  return s;
-}
-
-/* What every role needs to know of its block. */
-struct Block {
-  uint32_t base;   /* of the ring */
-  uint8_t *memory; /* the same, generic */
-  Shared at;
-  int tile, part, group;
-  int first_slot, slots;   /* of K */
-  int first_token, tokens; /* whose scales exist in memory: a multiple of 4 */
-
-  __device__ __forceinline__ uint32_t slot(int i) const {
-    return base + i * at.slot_bytes;
-  }
-  __device__ __forceinline__ uint32_t full(int i) const {
-    return base + at.full + i * 8;
-  }
-  __device__ __forceinline__ uint32_t live(int i) const {
-    return base + at.live + i * 8;
-  }
-  __device__ __forceinline__ uint32_t empty(int i) const {
-    return base + at.empty + i * 8;
-  }
-};
 
 template <int N, int BLOCK, int Z_BLOCK, bool FUSED>
 struct Project {
@@ -123,10 +48,6 @@ struct Project {
   static constexpr int THREADS = MATH_THREADS + COPY_THREADS;
   static constexpr int STEPS_PER_SCALE = BLOCK / K_STEP; /* 4 or 1 */
   static constexpr bool JOINED = Z_BLOCK < BLOCK;        /* the input's blocks, and the weights' */
-
-  static __device__ __forceinline__ float *a_scales(const Block &b, int slot) {
-    return reinterpret_cast<float *>(b.memory + b.at.a_scales) + slot * SCALES * N;
-  }
 
   /* ---- warp 8 (12): weights ------------------------------------------------------------------ */
 
@@ -188,107 +109,10 @@ struct Project {
         copy_box_3d(b.slot(at.slot) + WEIGHT_BYTES, &p.activations, arrival,
                     (b.first_slot + i) * SM90_TILE_COLS, b.first_token, b.group);
       else if (s < SCALES)
-        copy_bytes(shared_address(a_scales(b, at.slot) + s * N), scales, scale_bytes, arrival);
+        copy_bytes(shared_address(a_scales<N, BLOCK>(b, at.slot) + s * N), scales, scale_bytes,
+                   arrival);
       scales += SCALES * aligned;
       at.advance(p.stages);
-    }
-  }
-
-  /* ---- warps 9 to 12: the input, quantised into the ring ----------------------------------- */
-
-  /* A warp takes every fourth slot, all its tokens: two rows of 16 lanes at a time. */
-  static constexpr int ROW_LANES = SM90_TILE_COLS / LANE_VALUES, PASS_ROWS = WARP / ROW_LANES;
-  static constexpr int PASSES = N / PASS_ROWS;
-
-  static __device__ void load_cos_sin(const sm90_product &p, const Block &b, int thread) {
-    float *table = reinterpret_cast<float *>(b.memory + b.at.cos_sin);
-    for (int i = thread; i < N * ROPE_DIM; i += QUANTIZE_THREADS) {
-      int row = i / ROPE_DIM, token = b.first_token + row;
-      if (token >= p.tokens) continue;
-      bool reports = blockIdx.x == 0 && i % ROPE_DIM == 0;
-      const float *from = table_row(p.input, token, reports);
-      table[i] = from ? __ldg(from + i % ROPE_DIM) : oproj_num_from_bits(0x7FC00000u);
-    }
-  }
-
-  static __device__ __forceinline__ void load_rows(const sm90_product &p, const Block &b, int i,
-                                                   int lane, uint4 (&raw)[PASSES]) {
-    int slot_in_group = b.first_slot + i;
-    int head = b.group * p.input.heads_per_group + slot_in_group / SLOTS_PER_HEAD;
-    int begin = slot_in_group % SLOTS_PER_HEAD * SM90_TILE_COLS + lane % ROW_LANES * LANE_VALUES;
-    const uint16_t *from = p.input.attn_out + head * p.input.head_stride + begin;
-#pragma unroll
-    for (int pass = 0; pass < PASSES; pass++) {
-      int64_t token = b.first_token + pass * PASS_ROWS + lane / ROW_LANES;
-      raw[pass] = make_uint4(0, 0, 0, 0);
-      if (token < p.tokens)
-        raw[pass] = __ldg(reinterpret_cast<const uint4 *>(from + token * p.input.token_stride));
-    }
-  }
-
-  /* The cosines and sines of a lane's 4 pairs in the rotated half of a head's last slot. */
-  static __device__ __forceinline__ const float4 *table_of(const Block &b, int row, int lane) {
-    const float *table = reinterpret_cast<const float *>(b.memory + b.at.cos_sin) + row * ROPE_DIM;
-    return reinterpret_cast<const float4 *>(table + (lane - ROW_LANES / 2) * LANE_VALUES / 2);
-  }
-
-  static __device__ __forceinline__ void quantize_slot(const sm90_product &p, const Block &b, int i,
-                                                       int slot, int lane,
-                                                       const uint4 (&raw)[PASSES]) {
-    constexpr int BLOCK_LANES = BLOCK / LANE_VALUES;
-    int column = lane % ROW_LANES;
-    bool rotated =
-        (b.first_slot + i) % SLOTS_PER_HEAD == SLOTS_PER_HEAD - 1 && column >= ROW_LANES / 2;
-    uint8_t *codes = b.memory + slot * b.at.slot_bytes + WEIGHT_BYTES;
-#pragma unroll
-    for (int pass = 0; pass < PASSES; pass++) {
-      int row = pass * PASS_ROWS + lane / ROW_LANES;
-      bool live = b.first_token + row < p.tokens;
-      float values[LANE_VALUES];
-      unpack_values(raw[pass], values);
-      if (rotated && live) {
-        const float4 *table = table_of(b, row, column);
-        unrotate_values(values, table[0], table[ROPE_DIM / 2 / 4]);
-      }
-      uint2 packed;
-      uint8_t exponent =
-          JOINED ? quantize_joined(values, &packed) : quantize_values(values, BLOCK_LANES, &packed);
-      /* The swizzle exchanges the row's 16-byte chunks by its number. */
-      int chunk = (column / 2) ^ (row % 8);
-      *reinterpret_cast<uint2 *>(codes + row * SM90_TILE_COLS + chunk * 16 + column % 2 * 8) =
-          packed;
-      if (column % BLOCK_LANES == 0)
-        a_scales(b, slot)[column / BLOCK_LANES * N + row] =
-            live ? oproj_ue8m0_to_f32(exponent) : 0.0f;
-    }
-  }
-
-  /* Slots of a warp whose loads are in flight: a load takes as long as two or three slots of
-   * weights. */
-  static constexpr int DEPTH = N <= 16 ? 2 : 1;
-
-  static __device__ void run_quantizers(const sm90_product &p, const Block &b, int warp, int lane) {
-    wait_for_predecessors();
-    uint4 raw[DEPTH][PASSES];
-#pragma unroll
-    for (int d = 0; d < DEPTH; d++)
-      if (warp + d * QUANTIZE_WARPS < b.slots)
-        load_rows(p, b, warp + d * QUANTIZE_WARPS, lane, raw[d]);
-    load_cos_sin(p, b, warp * WARP + lane);
-    named_barrier(QUANTIZERS_MEET, QUANTIZE_THREADS);
-    for (int first = warp; first < b.slots; first += DEPTH * QUANTIZE_WARPS) {
-#pragma unroll
-      for (int d = 0; d < DEPTH; d++) {
-        int i = first + d * QUANTIZE_WARPS, slot = i % p.stages, round = i / p.stages;
-        if (i >= b.slots) break;
-        if (round > 0) barrier_wait(b.empty(slot), (round - 1) & 1);
-        quantize_slot(p, b, i, slot, lane, raw[d]);
-        int next = i + DEPTH * QUANTIZE_WARPS;
-        if (next < b.slots) load_rows(p, b, next, lane, raw[d]);
-        fence_for_async_proxy();
-        __syncwarp();
-        if (lane == 0) barrier_arrive(b.live(slot));
-      }
     }
   }
 
@@ -385,10 +209,10 @@ struct Project {
       begin_products(b, next, 0, warpgroup, second);
       at.advance(p.stages);
       products_wait<1>();
-      add_scaled(total, first, a_scales(b, slot), w_scales[i], lane);
+      add_scaled(total, first, a_scales<N, BLOCK>(b, slot), w_scales[i], lane);
       release(b, slot, lane);
       products_wait<0>();
-      add_scaled(total, second, a_scales(b, next), w_scales[i + 1], lane);
+      add_scaled(total, second, a_scales<N, BLOCK>(b, next), w_scales[i + 1], lane);
       release(b, next, lane);
     }
   }
@@ -400,7 +224,7 @@ struct Project {
     Cursor at;
 #pragma unroll 1
     for (int i = 0; i < b.slots; i++) {
-      const float *scales = a_scales(b, at.slot), *w = w_scales + i * SCALES;
+      const float *scales = a_scales<N, BLOCK>(b, at.slot), *w = w_scales + i * SCALES;
       wait_for_slot(b, at);
 #pragma unroll
       for (int step = 0; step < SCALES; step += 2) {
@@ -430,7 +254,7 @@ struct Project {
     if (first == 1) at.advance(p.stages);
 #pragma unroll 1
     for (int i = first; i < b.slots; i += STRIDE) {
-      const float *scales = a_scales(b, at.slot), *w = w_scales + i * SCALES;
+      const float *scales = a_scales<N, BLOCK>(b, at.slot), *w = w_scales + i * SCALES;
       wait_for_slot(b, at);
 #pragma unroll
       for (int step = 0; step < SCALES; step++) {
@@ -664,7 +488,7 @@ struct Project {
     if (warp == COPY_WARP) {
       if (lane == 0) run_copies(p, b, copies);
     } else if constexpr (FUSED) {
-      run_quantizers(p, b, warp - INPUT_WARP, lane);
+      Quantizers<N, BLOCK, JOINED>::run(p, b, warp - INPUT_WARP, lane);
     } else if (warp == INPUT_WARP) {
       run_inputs(p, b, lane);
     }
