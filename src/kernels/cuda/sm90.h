@@ -4,7 +4,7 @@
  *   sm90_ptx.cuh       the instructions
  *   sm90_project.cuh   the kernel, with its block (sm90_project_block.cuh) and, fused in front of
  *                      it, the input's quantiser (sm90_project_input.cuh)
- *   sm90_write.cuh     what becomes of the sums of 64 tokens and more
+ *   sm90_write.cuh     what becomes of the sums
  *   sm90_project.cu    its variants and their launch
  *   sm90_host.c        tensor maps, what fits, splits
  *   sm90_prefill.*     the same product for many tokens: a kernel of its own

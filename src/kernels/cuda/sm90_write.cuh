@@ -1,8 +1,9 @@
 /* sm90_write.cuh - what becomes of a token's sums: z rounded and quantised, or a row of bf16.
  *
- * Products leave a token's values of 128 columns with four neighbouring threads: thread t of the
- * warp has columns 8j + t%4*2 and the one after.  The four exchange words so that each of them
- * writes 16 bytes; nothing goes through shared memory.  Product is sm90_product or sm90_prefill. */
+ * Products of many tokens leave a token's values of 128 columns with four neighbouring threads:
+ * thread t of the warp has columns 8j + t%4*2 and the one after.  The four exchange words so that
+ * each of them writes 16 bytes; nothing goes through shared memory.  Where sums meet there, a warp
+ * takes a row.  Product is sm90_product or sm90_prefill. */
 #ifndef OPROJ_KERNELS_CUDA_SM90_WRITE_CUH
 #define OPROJ_KERNELS_CUDA_SM90_WRITE_CUH
 
