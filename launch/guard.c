@@ -40,7 +40,8 @@ static struct {
   atomic_bool speaks;   /* written before lost_ms, as are the next two */
   int32_t lost;
   char sentence[512];
-  bool looked; /* the guard's own: for a second speaker */
+  bool looked;        /* the guard's own: for a second speaker */
+  atomic_bool starts; /* the phase is the start */
   atomic_bool parked, spoken;
 } guard = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -59,6 +60,7 @@ void guard_begin(const char *phase, double deadline) {
   guard.phase = phase;
   guard.deadline = deadline;
   guard.begun_ms = milliseconds();
+  atomic_store(&guard.starts, phase && strcmp(phase, GUARD_START) == 0);
   bool late = guard.late_ms != 0;
   pthread_mutex_unlock(&guard.lock);
   if (late) guard_leave();
@@ -85,6 +87,10 @@ static int32_t speaker_after(int32_t lost) {
 static bool just_woken(void) {
   int64_t now = milliseconds(), woken = atomic_load(&guard.woken_ms);
   return now - atomic_load(&guard.tick_ms) > ASLEEP_MS || (woken && now - woken < OTHERS_MS);
+}
+
+bool guard_woken_in_start(void) {
+  return atomic_load(&guard.starts) && just_woken();
 }
 
 void guard_lost(void *user, int32_t rank, const char *sentence) {

@@ -11,6 +11,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#define GUARD_START "start" /* the phase in which MPI starts */
+
 /* Starts the guard's thread; `rank` and `size` are as the launcher says.  Without a thread (false)
  * the job can run, unguarded. */
 bool guard_start(int32_t rank, int32_t size);
@@ -25,6 +27,9 @@ void guard_say(const char *sentence);
 
 /* From here this process prints no sentence: the job has come to its end. */
 void guard_hush(void);
+
+/* Whether this process was stopped for a while before it had started MPI.  For signal handlers. */
+bool guard_woken_in_start(void);
 
 /* An oproj_loss_fn. */
 void guard_lost(void *user, int32_t rank, const char *sentence);

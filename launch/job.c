@@ -122,7 +122,7 @@ static oproj_status start_mpi(job_state *job, int launched, const char *size_nam
   int provided;
   job_catch_interrupts();
   guard_start(job->rank, launched > 0 ? launched : 1);
-  guard_begin("start", job->deadline);
+  guard_begin(GUARD_START, job->deadline);
   if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS)
     return oproj_fail(OPROJ_ERR_COMM, "MPI_Init_thread failed");
   job->mpi = true;
@@ -197,8 +197,11 @@ void job_set_deadline(job_state *job, double seconds) {
 
 static volatile sig_atomic_t interrupted;
 
+/* A launcher that ends a job wakes who was stopped and asks all to end.  Who then still came to
+ * start MPI would meet a launcher on its way out: Open MPI's crashes or hangs over that. */
 static void note_interrupt(int number) {
   (void)number;
+  if (guard_woken_in_start()) _exit(JOB_FAILED);
   interrupted = 1;
   signal(SIGINT, SIG_DFL);
   signal(SIGTERM, SIG_DFL);
