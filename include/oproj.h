@@ -459,8 +459,8 @@ typedef struct oproj_path_query {
   oproj_path forced;   /* OPROJ_PATH_AUTO: none */
   int32_t resident;    /* whole-multiprocessor blocks that the GPU holds at once; 0: an H200's */
   int32_t no_native;   /* nonzero: a probe found no machine code for the GPU in this build */
-  int32_t unjoined; /* nonzero: WO_B has blocks of 32 that SM90 cannot join to such of 128, as their
-                          scales are no powers of two or lie further than 2^6 apart */
+  int32_t unjoined;    /* nonzero: WO_B has blocks of 32 that SM90 cannot join to such of 128, by
+                          scales that are no powers of two or lie too far apart */
 } oproj_path_query;
 
 typedef struct oproj_path_choice {

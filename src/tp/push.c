@@ -78,8 +78,8 @@ oproj_status oproj_push_open(oproj_push **out, oproj_comm *comm, const oproj_com
   if (!p) why = "there is no memory";
   oproj_status status = comm->ops->min_i32(comm, !why, &able);
   if (status != OPROJ_OK || !able) {
-    oproj_base_level level =
-        oproj_base_word(OPROJ_ENVIRONMENT_PUSH) ? OPROJ_LOG_WARN : OPROJ_LOG_INFO;
+    int asked = oproj_base_word(OPROJ_ENVIRONMENT_PUSH) && comm->rank == 0; /* one warning */
+    oproj_base_level level = asked ? OPROJ_LOG_WARN : OPROJ_LOG_INFO;
     if (why) oproj_base_log(level, "few tokens are summed by NCCL alone: %s", why);
     free(p);
     return status;

@@ -134,13 +134,18 @@ def dry_run_case(bench):
 
 def other_mpi_case(bench):
     """Four processes of a launcher that is not this MPI's: each would be alone."""
-    said = []
-    for rank in (0, 1):
-        result = bench.program.start(["info"], environment={"PMI_RANK": str(rank),
-                                                            "PMI_SIZE": "4"})
-        expect(result.returncode == REFUSED, f"exit {result.returncode}: {result.stderr}")
-        said += own_lines(result.stderr)
-    expect(len(said) == 1 and "4 ranks (PMI_SIZE) but MPI finds 1" in said[0], f"said {said}")
+    launchers = {"PMI_SIZE": lambda rank: {"PMI_RANK": rank, "PMI_SIZE": "4"},
+                 # Slurm's with PMIx, which knows no size
+                 "SLURM_NTASKS": lambda rank: {"PMIX_RANK": rank, "PMIX_NAMESPACE": "x",
+                                               "SLURM_PROCID": rank, "SLURM_NTASKS": "4",
+                                               "SLURM_STEP_ID": "0"}}
+    for size, environment in launchers.items():
+        said = []
+        for rank in ("0", "1"):
+            result = bench.program.start(["info"], environment=environment(rank))
+            expect(result.returncode == REFUSED, f"exit {result.returncode}: {result.stderr}")
+            said += own_lines(result.stderr)
+        expect(len(said) == 1 and f"4 ranks ({size}) but MPI finds 1" in said[0], f"said {said}")
     return said[0]
 
 

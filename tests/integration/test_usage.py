@@ -128,6 +128,9 @@ def info_case(bench):
             expect(re.search(r"cpus [\d,-]+ \(\d+ of \d+\), NUMA node ", line), line)
             expect((f"GPU {rank % devices} (" if devices else "no GPU") in line, line)
         expect(done.stdout.count("backend ") == 2, done.stdout)
+    cpu = min(os.sched_getaffinity(0))  # one that was asked for stays
+    done = bench.program.start(["info"], 1, environment={"OMPI_MCA_hwloc_base_cpu_set": str(cpu)})
+    expect(f"cpus {cpu} (1 of " in done.stdout, f"not CPU {cpu} alone: {done.stdout}")
     return ", ".join(result["backends"].values())
 
 
