@@ -274,14 +274,16 @@ static bool is_broken(const job_state *job, oproj_status status) {
   return job->mpi && job->comm && (status == OPROJ_ERR_PEER || oproj_comm_check(job->comm));
 }
 
-/* Ends MPI under the eyes of the watch, then of the guard. */
-static void stop_mpi(job_state *job, int code) {
+/* Ends MPI under the eyes of the watch, then of the guard.  A rank that ends with a code may do so
+ * while others still end, and is not lost: they say nothing of it.  `first_goes_on`: rank 0 comes
+ * to its code later. */
+static void stop_mpi(job_state *job, int code, bool first_goes_on) {
   guard_begin("shutdown", job->deadline);
   if (job->comm && job->size > 1) {
     oproj_comm_note(job->comm, "shutdown", 0);
     if (oproj_comm_agree(job->comm, OPROJ_OK) == OPROJ_ERR_PEER) guard_leave();
-    /* A rank that ends with a code may do so while others still end, and is not lost. */
-    if (job_max(job, code) != 0) guard_hush();
+    bool some_code = job_max(job, code) != 0;
+    if (some_code || (first_goes_on && job->rank > 0)) guard_hush();
   }
   oproj_comm_destroy(job->comm);
   MPI_Finalize();
@@ -290,7 +292,7 @@ static void stop_mpi(job_state *job, int code) {
 
 oproj_status job_go_alone(job_state *job) {
   if (!job->mpi) return OPROJ_OK;
-  stop_mpi(job, job->code);
+  stop_mpi(job, job->code, true);
   job->mpi = false;
   job->comm = NULL;
   job->size = 1;
@@ -313,7 +315,7 @@ int job_finish(job_state *job, oproj_status status) {
     code = JOB_FAILED;
   }
   if (job->mpi)
-    stop_mpi(job, code);
+    stop_mpi(job, code, false);
   else
     oproj_comm_destroy(job->comm);
   return code;

@@ -45,6 +45,10 @@ SELECTION = [("kill", "start", 2, 1), ("stop", "start", 2, 1), ("exit", "set-up"
 PAIRS = [("kill", 4, (0, 1)), ("kill", 4, (1, 2)), ("stop", 4, (0, 1)), ("stop", 4, (0, 2)),
          ("kill", 2, (0, 1))]
 
+# Commands of all ranks and of rank 0 alone, and the codes they end with.
+SLOW_ENDS = [(["synth", "--frobnicate"], 2), (["inspect", "absent"], 3), (["run", "--frobnicate"], 2),
+             (["run", "absent"], 3)]
+
 
 def processes_of(mark):
     """Processes, zombies apart, that carry the mark in their environment."""
@@ -81,16 +85,16 @@ class Job:
                 return pid
         raise ProcessLookupError(f"rank {rank} has no process")
 
-    def run(self, ranks, fault=None, meanwhile=None):
-        """(code, seconds, stderr, faults found in what was left behind); `meanwhile` is called with
-        this job and mpirun's process."""
+    def run(self, ranks, fault=None, meanwhile=None, words=None):
+        """(code, seconds, stderr, faults found in what was left behind) of `oproj WORDS`, by default
+        a run; `meanwhile` is called with this job and mpirun's process."""
         self.scratch.mkdir()
         command = [self.arguments.mpirun, "-n", str(ranks)]
         for name, value in (fault or {}).items():
             command += ["-x", f"{name}={value}"]
         output = self.workdir / "y.safetensors"
-        command += [self.arguments.oproj, "run", str(self.workdir / "tiny"), "--tokens", "4",
-                    "--output", str(output)]
+        command += [self.arguments.oproj, *(words or ["run", str(self.workdir / "tiny"),
+                                                      "--tokens", "4", "--output", str(output)])]
         begin = time.monotonic()
         process = subprocess.Popen(command, env=self.environment(), stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE, text=True, start_new_session=True,
@@ -214,6 +218,19 @@ def check_suspended(arguments, workdir):
     return code, seconds, "", wrong
 
 
+def check_slow_end(arguments, workdir, words, code_wanted):
+    """A rank is still ending when the others have ended, one with a code: nobody was lost."""
+    fault = {"LD_PRELOAD": str(arguments.fault), "FAULT_RANK": 1, "FAULT_KIND": "1",
+             "FAULT_CALL": "end"}
+    code, seconds, stderr, wrong = Job(arguments, workdir).run(4, fault, words=words)
+    said = sentences(stderr)
+    if code != code_wanted:
+        wrong.append(f"it ended with {code}, not {code_wanted}")
+    if len(said) != 1 or "lost" in said[0]:
+        wrong.append(f"it said {said}")
+    return code, seconds, said[0] if said else "", wrong
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--oproj", required=True, type=Path)
@@ -261,9 +278,14 @@ def main():
     failed += bool(wrong)
     print(f"{'FAIL' if wrong else 'ok  '} all ranks stopped for a while: code {code}, "
           f"{seconds:.1f} s {wrong or ''}", flush=True)
+    for words, wanted in SLOW_ENDS:
+        code, seconds, said, wrong = check_slow_end(arguments, workdir, words, wanted)
+        failed += bool(wrong)
+        print(f"{'FAIL' if wrong else 'ok  '} a slow end of {' '.join(words)}: code {code}, "
+              f"{seconds:.1f} s: {said} {wrong or ''}", flush=True)
     if arguments.table:
         arguments.table.write_text("\n".join(rows) + "\n")
-    print(f"{failed} of {len(cells) + len(PAIRS) + 4} failed")
+    print(f"{failed} of {len(cells) + len(PAIRS) + len(SLOW_ENDS) + 4} failed")
     shutil.rmtree(workdir, ignore_errors=True)
     return 1 if failed else 0
 

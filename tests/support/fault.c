@@ -3,7 +3,7 @@
  *   FAULT_RANK   the victims, as Open MPI's mpirun numbers them: "3" or "0,1"
  *   FAULT_KIND   kill | stop | exit | abort | SECONDS (a pause, which the process survives)
  *   FAULT_CALL   the library's or MPI's call: MPI_Init_thread, oproj_ctx_create, oproj_layers_load,
- *                oproj_forward, MPI_Finalize
+ *                oproj_forward, MPI_Finalize, or "end": behind MPI_Finalize
  *   FAULT_COUNT  in which of them, from 1 on
  *
  * Inside a call of oproj it strikes when that waits for other ranks the first time, so in the midst
@@ -15,7 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
+#include <time.h>
 
 #include "oproj/checkpoint.h"
 
@@ -31,7 +31,10 @@ static void strike(void) {
   if (strcmp(kind, "stop") == 0) raise(SIGSTOP);
   if (strcmp(kind, "exit") == 0) exit(3);
   if (strcmp(kind, "abort") == 0) abort();
-  usleep((useconds_t)(strtod(kind, NULL) * 1e6));
+  double seconds = strtod(kind, NULL);
+  struct timespec left = {.tv_sec = (time_t)seconds};
+  left.tv_nsec = (long)((seconds - (double)left.tv_sec) * 1e9);
+  while (nanosleep(&left, &left) != 0) continue; /* signals do not cut it short */
 }
 
 static bool is_among(const char *rank, const char *victims) {
@@ -78,7 +81,9 @@ SHOWN int MPI_Init_thread(int *argc, char ***argv, int wanted, int *provided) {
 SHOWN int MPI_Finalize(void) {
   REAL(finalize_fn, "MPI_Finalize");
   if (is_due("MPI_Finalize")) strike();
-  return real();
+  int result = real();
+  if (is_due("end")) strike();
+  return result;
 }
 
 SHOWN int MPI_Test(MPI_Request *request, int *done, MPI_Status *status) {
