@@ -10,7 +10,8 @@
 #include <string.h>
 
 #include "cases.h"
-#include "launch/choose.h"
+#include "job/choose.h"
+#include "job/job.h"
 #include "rig.h"
 
 /* One flag; exactly one of on, text, number and word is set. */
@@ -30,13 +31,12 @@ static bool speaking;
 static args_verdict wrong(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 static args_verdict wrong(const char *format, ...) {
-  if (!speaking) return ARGS_WRONG;
+  char sentence[1024];
   va_list arguments;
   va_start(arguments, format);
-  fputs("oproj-bench: ", stderr);
-  vfprintf(stderr, format, arguments);
-  fputc('\n', stderr);
+  vsnprintf(sentence, sizeof sentence, format, arguments);
   va_end(arguments);
+  if (speaking) job_say(job_program, sentence);
   return ARGS_WRONG;
 }
 

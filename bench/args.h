@@ -15,7 +15,7 @@ typedef struct bench_args {
   int64_t chunk; /* tokens of a chunk of the case layer; 0: the library's choice */
   int model;     /* place in rig_models */
   int backend;
-  int comm;   /* CHOOSE_COMM_* (launch/choose.h) */
+  int comm;   /* CHOOSE_COMM_* (job/choose.h) */
   int reduce; /* an oproj_reduce; of cases that sum over ranks */
   bool check, warm, eager, no_naive;
   const char *json, *dir; /* NULL: none */

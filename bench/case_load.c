@@ -22,8 +22,8 @@ static oproj_status open_files(const char *dir) {
   return OPROJ_OK;
 }
 
-static oproj_status dims_case(const bench_ranks *ranks, const bench_args *args, oproj_dims *out) {
-  oproj_status status = oproj_comm_agree(ranks->comm, open_files(args->dir));
+static oproj_status dims_case(job_state *job, const bench_args *args, oproj_dims *out) {
+  oproj_status status = oproj_comm_agree(job->comm, open_files(args->dir));
   if (status == OPROJ_OK) *out = oproj_checkpoint_model(checkpoint)->dims;
   return status;
 }
@@ -40,10 +40,9 @@ static oproj_status open_case(bench_rig *rig) {
     status = oproj_checkpoint_layer_bytes(checkpoint, i, shard, &one);
     mine += one;
   }
-  if (status == OPROJ_OK)
-    status = load_set_open(&set, rig->ranks, rig->args->dir, checkpoint, shard);
-  status = oproj_comm_agree(rig->ranks->comm, status);
-  if (status == OPROJ_OK) bytes = (double)ranks_sum(rig->ranks, mine);
+  if (status == OPROJ_OK) status = load_set_open(&set, rig->job, rig->args->dir, checkpoint, shard);
+  status = oproj_comm_agree(rig->job->comm, status);
+  if (status == OPROJ_OK) bytes = (double)job_sum(rig->job, mine);
   return status;
 }
 
@@ -62,7 +61,7 @@ static oproj_status load_passes(bench_rig *rig, int32_t count) {
   int32_t *chosen = calloc((size_t)layers, sizeof *chosen);
   oproj_status status =
       made && chosen ? OPROJ_OK : oproj_fail(OPROJ_ERR_NOMEM, "no memory for %d layers", layers);
-  status = oproj_comm_agree(rig->ranks->comm, status);
+  status = oproj_comm_agree(rig->job->comm, status);
   for (int32_t i = 0; i < layers && status == OPROJ_OK; i += count) {
     for (int32_t k = 0; k < count; k++) chosen[k] = i + k;
     status = oproj_layers_load(made + i, rig->ctx, checkpoint, chosen, count, NULL, NULL);
@@ -121,13 +120,15 @@ static int ascending(const void *a, const void *b) {
 
 /* COLLECTIVE.  The slowest rank's time, and what came from storage for each byte needed. */
 static oproj_status time_once(bench_rig *rig, int way, double *us, double *fetched) {
-  if (!rig->args->warm && rig->ranks->local == 0) load_set_forget(&set);
-  ranks_barrier(rig->ranks);
+  if (!rig->args->warm) load_set_forget(&set);
+  oproj_comm_note(rig->job->comm, ways[way].rung, 1); /* one may read for all */
+  oproj_status status = job_agree_to_go_on(rig->job);
+  if (status != OPROJ_OK) return status;
   int64_t before = load_storage_bytes();
   double begin = now_us();
-  oproj_status status = ways[way].run(rig);
-  *us = ranks_max(rig->ranks, now_us() - begin);
-  *fetched = (double)ranks_sum(rig->ranks, load_storage_bytes() - before) / bytes;
+  status = ways[way].run(rig);
+  *us = job_max(rig->job, now_us() - begin);
+  *fetched = (double)job_sum(rig->job, load_storage_bytes() - before) / bytes;
   return status;
 }
 
@@ -136,7 +137,7 @@ static oproj_status time_way(bench_rig *rig, const bench_table *table, int way, 
   double *us = calloc((size_t)replays, sizeof *us), fetched = 0.0;
   char path[128];
   oproj_status status = us ? OPROJ_OK : oproj_fail(OPROJ_ERR_NOMEM, "no memory for times");
-  status = oproj_comm_agree(rig->ranks->comm, status);
+  status = oproj_comm_agree(rig->job->comm, status);
   for (int32_t i = 0; i < replays && status == OPROJ_OK; i++)
     status = time_once(rig, way, &us[i], &fetched);
   if (status == OPROJ_OK) {
@@ -156,7 +157,7 @@ static oproj_status time_way(bench_rig *rig, const bench_table *table, int way, 
     status = table_put(table, &row);
   }
   free(us);
-  return oproj_comm_agree(rig->ranks->comm, status);
+  return oproj_comm_agree(rig->job->comm, status);
 }
 
 static oproj_status rows_case(bench_rig *rig, const bench_table *table, int32_t replays) {
@@ -164,7 +165,7 @@ static oproj_status rows_case(bench_rig *rig, const bench_table *table, int32_t 
   double naive_us = 0.0;
   for (int way = 0; way < (int)(sizeof ways / sizeof ways[0]) && status == OPROJ_OK; way++) {
     if ((ways[way].whole && (!is_whole() || rig->args->no_naive)) ||
-        (ways[way].mpi && !rig->ranks->mpi))
+        (ways[way].mpi && !rig->job->mpi))
       continue;
     status = time_way(rig, table, way, replays, &naive_us);
     if (status == OPROJ_ERR_UNSUPPORTED) status = OPROJ_OK; /* no direct reads here */

@@ -12,7 +12,7 @@ static uint16_t *partial;
 static oproj_status open_case(bench_rig *rig) {
   int64_t count = (int64_t)rig->max_tokens * rig->dims.hidden;
   void *y = NULL;
-  oproj_status status = rig_random_buffer(rig, SEED + (uint64_t)rig->ranks->rank, count, &partial);
+  oproj_status status = rig_random_buffer(rig, SEED + (uint64_t)rig->job->rank, count, &partial);
   if (status == OPROJ_OK)
     status = oproj_buffer_create(rig->ctx, (size_t)count * sizeof *rig->y, &y);
   rig->y = y;
@@ -43,11 +43,11 @@ static oproj_status poison_case(bench_rig *rig, int32_t tokens) {
 static int64_t count_wrong(const bench_rig *rig, const uint16_t *got, float *sum, uint16_t *term,
                            int32_t tokens) {
   int64_t wrong = 0, count = (int64_t)tokens * rig->dims.hidden;
-  int32_t ranks = rig->ranks->size, begin = 0, end = tokens;
+  int32_t ranks = rig->job->size, begin = 0, end = tokens;
   bool vendor = rig->args->reduce == OPROJ_REDUCE_VENDOR;
   float most = vendor ? (float)ranks * (float)ranks / 256.0f : 0.0f;
   if (rig->args->reduce == OPROJ_REDUCE_SCATTER)
-    oproj_plan_rows(tokens, ranks, rig->ranks->rank, &begin, &end);
+    oproj_plan_rows(tokens, ranks, rig->job->rank, &begin, &end);
   for (int64_t i = 0; i < count; i++) sum[i] = 0.0f;
   for (int32_t r = 0; r < ranks; r++) {
     data_bf16(SEED + (uint64_t)r, count, term);

@@ -24,7 +24,7 @@ typedef struct bench_case {
   bool overlaps; /* computes beside its sums, in chunks */
 
   /* COLLECTIVE.  Dimensions from elsewhere than args; NULL: none. */
-  oproj_status (*dims)(const bench_ranks *ranks, const bench_args *args, oproj_dims *out);
+  oproj_status (*dims)(job_state *job, const bench_args *args, oproj_dims *out);
 
   /* COLLECTIVE.  Makes what the calls need; all of it is sized for rig->max_tokens. */
   oproj_status (*open)(bench_rig *rig);

@@ -136,10 +136,10 @@ static oproj_status sum_references(const bench_rig *rig, oproj_status mine, uint
                                    int64_t count) {
   float *sum = malloc((size_t)count * sizeof *sum);
   if (mine == OPROJ_OK && !sum) mine = oproj_fail(OPROJ_ERR_NOMEM, "no memory for a check");
-  oproj_status status = oproj_comm_agree(rig->ranks->comm, mine);
+  oproj_status status = oproj_comm_agree(rig->job->comm, mine);
   if (status == OPROJ_OK) {
     for (int64_t i = 0; i < count; i++) sum[i] = data_from_bf16(want[i]);
-    ranks_sum_values(rig->ranks, sum, count);
+    job_sum_values(rig->job, sum, count);
     for (int64_t i = 0; i < count; i++) want[i] = data_to_bf16(sum[i]);
   }
   free(sum);
@@ -153,7 +153,7 @@ static oproj_status fetch_result(const bench_rig *rig, int32_t tokens, const uin
   int32_t begin = 0, end = tokens;
   oproj_status status = OPROJ_OK;
   if (rig->reduces && rig->args->reduce == OPROJ_REDUCE_SCATTER)
-    oproj_plan_rows(tokens, rig->ranks->size, rig->ranks->rank, &begin, &end);
+    oproj_plan_rows(tokens, rig->job->size, rig->job->rank, &begin, &end);
   *held = 0;
   for (int32_t at = 0; at < check_rows(tokens) && status == OPROJ_OK; at++) {
     int32_t token = check_row(tokens, at);

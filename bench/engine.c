@@ -5,6 +5,7 @@
 #include "engine.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -47,6 +48,13 @@ static int32_t count_calls(const engine *e, int32_t layers) {
   return (int32_t)((asked + layers - 1) / layers * layers);
 }
 
+/* Where this rank is, for the sentence about one that is lost. */
+static void note_place(const engine *e, const char *before, int32_t tokens, bool patient) {
+  char note[48];
+  snprintf(note, sizeof note, "%s%d token%s", before, tokens, tokens == 1 ? "" : "s");
+  oproj_comm_note(e->rig.job->comm, note, patient);
+}
+
 /* ---- timing -------------------------------------------------------------------------------- */
 
 static double microseconds(void) {
@@ -58,13 +66,14 @@ static double microseconds(void) {
 static oproj_status time_plainly(engine *e, calls *c) {
   oproj_status status = OPROJ_OK;
   for (int32_t i = -e->warmups; i < e->replays && status == OPROJ_OK; i++) {
-    ranks_barrier(e->rig.ranks);
+    status = job_agree_to_go_on(e->rig.job); /* all begin together */
+    if (status != OPROJ_OK) break;
     double begin = microseconds();
     status = enqueue(c, device_stream(e->rig.device));
     if (status == OPROJ_OK) status = device_sync(e->rig.device);
     if (i >= 0) e->us[i] = microseconds() - begin;
     /* A peer's failure must not leave this rank alone at the next barrier. */
-    status = oproj_comm_agree(e->rig.ranks->comm, status);
+    status = oproj_comm_agree(e->rig.job->comm, status);
   }
   return status;
 }
@@ -75,11 +84,11 @@ static oproj_status time_graph(engine *e, calls *c, device_load *load) {
   if (status == OPROJ_OK) status = device_sync(e->rig.device);
   if (status == OPROJ_OK) status = device_graph_create(&graph, e->rig.device, enqueue, c);
   if (status == OPROJ_OK && e->which->poison) status = e->which->poison(&e->rig, c->tokens);
-  status = oproj_comm_agree(e->rig.ranks->comm, status);
-  ranks_barrier(e->rig.ranks);
+  status = oproj_comm_agree(e->rig.job->comm, status);
+  note_place(e, "replays of ", c->tokens, false);
   if (status == OPROJ_OK) status = device_graph_time(graph, e->warmups, e->replays, e->us, load);
   device_graph_destroy(graph);
-  return oproj_comm_agree(e->rig.ranks->comm, status);
+  return oproj_comm_agree(e->rig.job->comm, status);
 }
 
 static int ascending(const void *a, const void *b) {
@@ -101,7 +110,7 @@ static bool uses_graph(const engine *e) {
 static oproj_status measure(engine *e, calls *c, table_row *row) {
   oproj_status status = OPROJ_OK;
   if (!uses_graph(e) && e->which->poison)
-    status = oproj_comm_agree(e->rig.ranks->comm, e->which->poison(&e->rig, c->tokens));
+    status = oproj_comm_agree(e->rig.job->comm, e->which->poison(&e->rig, c->tokens));
   if (status == OPROJ_OK)
     status = uses_graph(e) ? time_graph(e, c, &row->load) : time_plainly(e, c);
   if (status != OPROJ_OK) return status;
@@ -111,8 +120,8 @@ static oproj_status measure(engine *e, calls *c, table_row *row) {
   row->warmups = e->warmups;
   row->replays = e->replays;
   row->graph = uses_graph(e);
-  row->p50_us = ranks_max(e->rig.ranks, quantile(e->us, e->replays, 0.50)) / c->count;
-  row->p99_us = ranks_max(e->rig.ranks, quantile(e->us, e->replays, 0.99)) / c->count;
+  row->p50_us = job_max(e->rig.job, quantile(e->us, e->replays, 0.50)) / c->count;
+  row->p99_us = job_max(e->rig.job, quantile(e->us, e->replays, 0.99)) / c->count;
   return OPROJ_OK;
 }
 
@@ -123,12 +132,13 @@ static oproj_status check(engine *e, const calls *c, table_row *row) {
   int64_t wrong = 0;
   row->wrong = -1;
   if (!e->rig.args->check || !e->which->check) return OPROJ_OK;
+  note_place(e, "the check of ", c->tokens, true);
   oproj_status status = c->naive ? check_values(&e->rig, CHECK_NAIVE, c->tokens, c->count - 1,
                                                 (c->count - 1) % row->layers, e->rig.y, &wrong)
                                  : e->which->check(&e->rig, c->tokens, c->count - 1, &wrong);
-  status = oproj_comm_agree(e->rig.ranks->comm, status);
+  status = oproj_comm_agree(e->rig.job->comm, status);
   if (status != OPROJ_OK) return status;
-  row->wrong = ranks_sum(e->rig.ranks, wrong);
+  row->wrong = job_sum(e->rig.job, wrong);
   e->wrong += row->wrong;
   return OPROJ_OK;
 }
@@ -145,8 +155,9 @@ static oproj_status path_name(const engine *e, int32_t tokens, const char **out)
 static oproj_status run_naive(engine *e, int32_t tokens, bench_cost cost, table_row *row) {
   int32_t layers = naive_layers(e->naive);
   calls c = {e, true, tokens, count_calls(e, layers)};
+  note_place(e, "the naive rung at ", tokens, false);
   *row = (table_row){.rung = "naive", .path = "naive-bf16", .layers = layers, .cost = cost};
-  oproj_status status = oproj_comm_agree(e->rig.ranks->comm, naive_prepare(e->naive, tokens));
+  oproj_status status = oproj_comm_agree(e->rig.job->comm, naive_prepare(e->naive, tokens));
   if (status == OPROJ_OK) status = measure(e, &c, row);
   return status == OPROJ_OK ? check(e, &c, row) : status;
 }
@@ -155,7 +166,9 @@ static oproj_status run_size(engine *e, int32_t tokens) {
   calls c = {e, false, tokens, count_calls(e, e->rig.layer_count)};
   table_row row = {.rung = "oproj", .layers = e->rig.layer_count}, naive;
   row.cost = e->which->cost(&e->rig, tokens);
-  oproj_status status = path_name(e, tokens, &row.path);
+  note_place(e, "", tokens, false);
+  oproj_status status = job_agree_to_go_on(e->rig.job);
+  if (status == OPROJ_OK) status = path_name(e, tokens, &row.path);
   if (status == OPROJ_OK) status = measure(e, &c, &row);
   if (status == OPROJ_OK) status = check(e, &c, &row);
   if (status == OPROJ_OK && e->naive) {
@@ -164,7 +177,7 @@ static oproj_status run_size(engine *e, int32_t tokens) {
   }
   if (status == OPROJ_OK) status = table_put(&e->table, &row);
   if (status == OPROJ_OK && e->naive) status = table_put(&e->table, &naive);
-  return oproj_comm_agree(e->rig.ranks->comm, status);
+  return oproj_comm_agree(e->rig.job->comm, status);
 }
 
 /* ---- all sizes ----------------------------------------------------------------------------- */
@@ -179,27 +192,27 @@ static oproj_status prepare(engine *e) {
   return OPROJ_OK;
 }
 
-static oproj_status open_engine(engine *e, const bench_args *args, const bench_ranks *ranks,
+static oproj_status open_engine(engine *e, const bench_args *args, job_state *job,
                                 const char *command) {
   oproj_dims dims;
   oproj_status status = OPROJ_OK;
-  if (e->which->dims) status = e->which->dims(ranks, args, &dims);
+  if (e->which->dims) status = e->which->dims(job, args, &dims);
   if (status != OPROJ_OK) return status;
-  status = rig_open(&e->rig, args, ranks, e->which->dims ? &dims : NULL, e->which->reduces);
-  if (status == OPROJ_OK) status = oproj_comm_agree(ranks->comm, prepare(e));
-  if (status == OPROJ_OK) status = oproj_comm_agree(ranks->comm, e->which->open(&e->rig));
+  status = rig_open(&e->rig, args, job, e->which->dims ? &dims : NULL, e->which->reduces);
+  if (status == OPROJ_OK) status = oproj_comm_agree(job->comm, prepare(e));
+  if (status == OPROJ_OK) status = oproj_comm_agree(job->comm, e->which->open(&e->rig));
   if (status == OPROJ_OK && e->which->naive && e->rig.device && !args->no_naive &&
       args->reduce != OPROJ_REDUCE_SCATTER) /* it leaves all rows on every rank */
-    status = oproj_comm_agree(ranks->comm, naive_create(&e->naive, &e->rig));
+    status = oproj_comm_agree(job->comm, naive_create(&e->naive, &e->rig));
   if (status == OPROJ_OK)
-    status = oproj_comm_agree(ranks->comm, table_open(&e->table, &e->rig, e->which, command));
+    status = oproj_comm_agree(job->comm, table_open(&e->table, &e->rig, e->which, command));
   return status;
 }
 
-oproj_status engine_run(const bench_case *which, const bench_args *args, const bench_ranks *ranks,
+oproj_status engine_run(const bench_case *which, const bench_args *args, job_state *job,
                         const char *command, int64_t *wrong) {
   engine e = {.which = which};
-  oproj_status status = open_engine(&e, args, ranks, command);
+  oproj_status status = open_engine(&e, args, job, command);
   bool opened = status == OPROJ_OK;
   if (opened)
     table_heading(&e.table, count_calls(&e, e.rig.layer_count), e.warmups, e.replays,
@@ -210,7 +223,7 @@ oproj_status engine_run(const bench_case *which, const bench_args *args, const b
     status = run_size(&e, (int32_t)t);
   if (opened) {
     oproj_status closed = table_close(&e.table);
-    status = oproj_comm_agree(ranks->comm, status == OPROJ_OK ? closed : status);
+    status = oproj_comm_agree(job->comm, status == OPROJ_OK ? closed : status);
   }
   naive_destroy(e.naive);
   if (which->close) which->close(&e.rig);

@@ -83,9 +83,9 @@ static int64_t part_bytes(const load_weight *w) {
   return (w->row_end - w->row_begin) * (w->end - w->begin);
 }
 
-oproj_status load_set_open(load_set *set, const bench_ranks *ranks, const char *dir,
+oproj_status load_set_open(load_set *set, job_state *job, const char *dir,
                            const oproj_checkpoint *checkpoint, const oproj_shard *shard) {
-  *set = (load_set){.ranks = ranks};
+  *set = (load_set){.job = job};
   int64_t most = DIRECT_BYTES;
   oproj_status status = open_files(set, dir);
   if (oproj_checkpoint_split_size(checkpoint) > 0) return status;
@@ -157,9 +157,9 @@ static oproj_status read_direct(const load_set *set, const load_weight *w) {
 
 oproj_status load_direct(const load_set *set) {
   oproj_status status = OPROJ_OK;
-  for (int32_t i = 0; i < set->weight_count && status == OPROJ_OK && set->ranks->rank == 0; i++)
+  for (int32_t i = 0; i < set->weight_count && status == OPROJ_OK && set->job->rank == 0; i++)
     status = read_direct(set, &set->weights[i]);
-  return oproj_comm_agree(set->ranks->comm, status);
+  return oproj_comm_agree(set->job->comm, status);
 }
 
 oproj_status load_slices(const load_set *set) {
@@ -175,7 +175,7 @@ oproj_status load_slices(const load_set *set) {
       status = read_at(set, w, w->offset + row * w->row_bytes + w->begin, bytes,
                        set->memory + (row - w->row_begin) * bytes);
   }
-  return oproj_comm_agree(set->ranks->comm, status);
+  return oproj_comm_agree(set->job->comm, status);
 }
 
 static int read_view(MPI_File file, const load_weight *w, uint8_t *memory) {
@@ -204,5 +204,5 @@ oproj_status load_mpi_io(const load_set *set) {
     MPI_File_close(&file);
   }
   return oproj_comm_agree(
-      set->ranks->comm, code == MPI_SUCCESS ? OPROJ_OK : oproj_fail(OPROJ_ERR_IO, "MPI-IO failed"));
+      set->job->comm, code == MPI_SUCCESS ? OPROJ_OK : oproj_fail(OPROJ_ERR_IO, "MPI-IO failed"));
 }

@@ -4,9 +4,9 @@
 #ifndef OPROJ_BENCH_LOAD_WAYS_H
 #define OPROJ_BENCH_LOAD_WAYS_H
 
+#include "job/job.h"
 #include "oproj/checkpoint.h"
 #include "oproj/safetensors.h"
-#include "ranks.h"
 
 /* One weight in its file, and this rank's part of it. */
 typedef struct load_weight {
@@ -16,7 +16,7 @@ typedef struct load_weight {
 } load_weight;
 
 typedef struct load_set {
-  const bench_ranks *ranks;
+  job_state *job;
   oproj_tensors_file **files; /* all *.safetensors of the folder */
   int *descriptors;
   int32_t file_count;
@@ -27,7 +27,7 @@ typedef struct load_set {
 
 /* Opens the folder's files and finds the weights of a whole checkpoint's layers; of a split one
  * there are none to find.  A zeroed set may be closed. */
-oproj_status load_set_open(load_set *set, const bench_ranks *ranks, const char *dir,
+oproj_status load_set_open(load_set *set, job_state *job, const char *dir,
                            const oproj_checkpoint *checkpoint, const oproj_shard *shard);
 void load_set_close(load_set *set);
 

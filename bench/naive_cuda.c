@@ -99,7 +99,7 @@ static oproj_status allocate(bench_naive *n) {
 static oproj_status open_summing(bench_naive *n) {
   const bench_rig *rig = n->rig;
   oproj_config config = rig_config(rig, OPROJ_REDUCE_VENDOR);
-  return oproj_ctx_create(&n->summing, rig->ranks->comm, &rig->dims, &config);
+  return oproj_ctx_create(&n->summing, rig->job->comm, &rig->dims, &config);
 }
 
 oproj_status naive_create(bench_naive **out, bench_rig *rig) {

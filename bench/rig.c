@@ -34,7 +34,7 @@ static oproj_status choose_device(bench_rig *rig) {
   if (!wants_cuda(rig->args)) return OPROJ_OK;
   const char *why = oproj_backend_missing("cuda");
   if (why) return oproj_fail(OPROJ_ERR_UNSUPPORTED, "backend cuda: %s", why);
-  return device_open(&rig->device, oproj_comm_device(rig->ranks->comm));
+  return device_open(&rig->device, oproj_comm_device(rig->job->comm));
 }
 
 static void note_share(bench_rig *rig) {
@@ -56,37 +56,37 @@ oproj_config rig_config(const bench_rig *rig, oproj_reduce reduce) {
   oproj_config config = OPROJ_CONFIG_INIT;
   config.backend = rig->device ? "cuda" : "ref";
   /* Among ranks the placement comes to the same GPU and puts this rank near it. */
-  config.device = rig->device && rig->ranks->size == 1 ? device_describe(rig->device)->ordinal : -1;
+  config.device = rig->device && rig->job->size == 1 ? device_describe(rig->device)->ordinal : -1;
   config.max_tokens = rig->max_tokens;
   config.reduce = reduce;
   config.chunk_tokens = rig->args->chunk;
   return config;
 }
 
-oproj_status rig_open(bench_rig *rig, const bench_args *args, const bench_ranks *ranks,
+oproj_status rig_open(bench_rig *rig, const bench_args *args, job_state *job,
                       const oproj_dims *dims, bool reduces) {
-  *rig = (bench_rig){
-      .args = args, .ranks = ranks, .max_tokens = largest_tokens(args), .reduces = reduces};
+  *rig =
+      (bench_rig){.args = args, .job = job, .max_tokens = largest_tokens(args), .reduces = reduces};
   oproj_status status = OPROJ_OK;
   if (dims)
     rig->dims = *dims;
   else
     status = share_dims(args, &rig->dims);
   if (status == OPROJ_OK) status = choose_device(rig);
-  status = oproj_comm_agree(ranks->comm, status);
+  status = oproj_comm_agree(job->comm, status);
   if (status != OPROJ_OK) return status;
   oproj_config config = rig_config(rig, reduces ? (oproj_reduce)args->reduce : OPROJ_REDUCE_NONE);
-  status = oproj_ctx_create(&rig->ctx, ranks->comm, &rig->dims, &config);
+  status = oproj_ctx_create(&rig->ctx, job->comm, &rig->dims, &config);
   if (status == OPROJ_OK) note_share(rig);
   return status;
 }
 
 static bool sums_by_nccl(const bench_rig *rig) {
-  return rig->reduces && strcmp(oproj_comm_name(rig->ranks->comm), "nccl") == 0;
+  return rig->reduces && strcmp(oproj_comm_name(rig->job->comm), "nccl") == 0;
 }
 
 bool rig_enqueues(const bench_rig *rig) {
-  return rig->device && (!rig->reduces || rig->ranks->size == 1 || sums_by_nccl(rig));
+  return rig->device && (!rig->reduces || rig->job->size == 1 || sums_by_nccl(rig));
 }
 
 void rig_close(bench_rig *rig) {
@@ -129,7 +129,7 @@ double rig_input_bytes(const bench_rig *rig, int32_t tokens) {
 
 double rig_link_bytes(const bench_rig *rig, int32_t tokens) {
   if (!sums_by_nccl(rig)) return 0.0;
-  double ranks = rig->ranks->size, times = rig->args->reduce == OPROJ_REDUCE_SCATTER ? 1.0 : 2.0;
+  double ranks = rig->job->size, times = rig->args->reduce == OPROJ_REDUCE_SCATTER ? 1.0 : 2.0;
   return times * (ranks - 1.0) / ranks * 2.0 * tokens * rig->dims.hidden;
 }
 
@@ -162,7 +162,7 @@ static oproj_status make_weights(bench_rig *rig, int32_t count) {
 
 oproj_status rig_make_layers(bench_rig *rig, int touches) {
   int32_t count = layers_wanted(rig, touches);
-  oproj_status status = oproj_comm_agree(rig->ranks->comm, make_weights(rig, count));
+  oproj_status status = oproj_comm_agree(rig->job->comm, make_weights(rig, count));
   while (status == OPROJ_OK && rig->layer_count < count) {
     oproj_matrix wo_a, wo_b;
     rig_matrices(rig, rig->layer_count, &wo_a, &wo_b);
@@ -224,7 +224,7 @@ oproj_status rig_make_inputs(bench_rig *rig) {
   int64_t inputs = most / one < 1 ? 1 : most / one < INPUTS ? most / one : INPUTS;
   rig->attn_elements = one * inputs;
   oproj_status status =
-      rig_random_buffer(rig, 4 + (uint64_t)rig->ranks->rank, rig->attn_elements, &rig->attn_out);
+      rig_random_buffer(rig, 4 + (uint64_t)rig->job->rank, rig->attn_elements, &rig->attn_out);
   if (status == OPROJ_OK) status = make_positions(rig);
   return status == OPROJ_OK ? make_table(rig) : status;
 }

@@ -8,7 +8,7 @@
 #include "args.h"
 #include "data.h"
 #include "device.h"
-#include "ranks.h"
+#include "job/job.h"
 
 extern const char *const rig_model_names[]; /* ends with NULL; v4-pro comes first */
 
@@ -20,7 +20,7 @@ enum { RIG_ROPE_ROWS = 8192, RIG_LAYERS_LEAST = 4 };
 
 typedef struct bench_rig {
   const bench_args *args;
-  const bench_ranks *ranks;
+  job_state *job;
   bench_device *device; /* NULL: the host */
   oproj_ctx *ctx;
   oproj_dims dims; /* after --share, before mpirun's ranks */
@@ -45,7 +45,7 @@ typedef struct bench_rig {
 
 /* COLLECTIVE.  Chooses the backend and makes the context, with `dims` or, where that is NULL, the
  * dims of the model and share that args ask for.  A zeroed rig may be closed. */
-oproj_status rig_open(bench_rig *rig, const bench_args *args, const bench_ranks *ranks,
+oproj_status rig_open(bench_rig *rig, const bench_args *args, job_state *job,
                       const oproj_dims *dims, bool reduces);
 void rig_close(bench_rig *rig);
 

@@ -101,6 +101,29 @@ class SmokeTest(unittest.TestCase):
                 self.assertEqual((done.returncode, done.stdout), (code, ""), done.stderr)
                 self.assertEqual(done.stderr.count("\n"), 1)
 
+    def test_ranks_are_refused_by_one_of_them(self):
+        launcher = (ASKED.mpirun, "-n", "2")
+        for code, word, words in ((2, "--che", ["forward", "--che"]),
+                                  (3, "--share 3", ["layer", "--share", "3", "--model", "tiny"])):
+            with self.subTest(words=words):
+                done = run(*words, launcher=launcher)
+                said = [s for s in done.stderr.splitlines() if s.startswith("oproj")]
+                self.assertEqual((done.returncode, len(said)), (code, 1), done.stderr)
+                self.assertIn(word, said[0])
+
+    def test_ranks_started_differently_are_refused(self):
+        done = run("layer", "-b", "1", *SMALL, ":", "-n", "1", ASKED.bench, "layer", "-b", "2", *SMALL,
+                   launcher=(ASKED.mpirun, "-n", "1"))
+        self.assertEqual(done.returncode, 3)
+        self.assertIn('word 3 of its command line is "2" and rank 0\'s is "1"', done.stderr)
+
+    def test_full_output_is_a_failure(self):
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            done = subprocess.run([ASKED.bench, "forward", "-b", "1", *SMALL], stdout=full,
+                                  stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+        self.assertEqual(done.returncode, 4)
+        self.assertIn("oproj-bench: cannot write to standard output", done.stderr)
+
     def test_help(self):
         done = run("--help")
         self.assertEqual((done.returncode, done.stderr), (0, ""))

@@ -8,10 +8,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "launch/choose.h"
+#include "job/choose.h"
 
 static bool speaks(const bench_table *t) {
-  return t->rig->ranks->rank == 0;
+  return t->rig->job->rank == 0;
 }
 
 static const device_facts *facts_of(const bench_rig *rig) {
@@ -32,8 +32,6 @@ oproj_status table_close(bench_table *t) {
   int json = t->json ? ferror(t->json) | fclose(t->json) : 0;
   t->json = NULL;
   if (json) return oproj_fail(OPROJ_ERR_IO, "cannot write %s", t->rig->args->json);
-  if (fflush(stdout) || ferror(stdout))
-    return oproj_fail(OPROJ_ERR_COMM, "cannot write to standard output");
   return OPROJ_OK;
 }
 
@@ -65,7 +63,8 @@ static double floor_us(const bench_table *t, const table_row *row) {
 static void describe_versions(const bench_table *t, char *text, size_t bytes) {
   char mpi[128], gpu[160];
   unsigned version = oproj_version();
-  ranks_describe(t->rig->ranks, mpi, sizeof mpi);
+  snprintf(mpi, sizeof mpi, "no MPI");
+  if (t->rig->job->mpi) job_describe_mpi(mpi, sizeof mpi);
   oproj_versions_describe(gpu, sizeof gpu);
   snprintf(text, bytes, "oproj %u.%u.%u, %s%s%s", version / 10000, version / 100 % 100,
            version % 100, t->rig->device ? gpu : "", t->rig->device ? ", " : "", mpi);
@@ -84,10 +83,10 @@ void table_heading(const bench_table *t, int32_t calls, int32_t warmups, int32_t
   printf(
       "# %s: hidden %d, %d heads, %d groups, o_lora_rank %d, blocks of %d; %d rank%s, backend "
       "%s\n",
-      t->which->name, d->hidden, d->heads, d->groups, d->lora_rank, d->quant_block,
-      rig->ranks->size, rig->ranks->size == 1 ? "" : "s", oproj_ctx_backend(rig->ctx));
+      t->which->name, d->hidden, d->heads, d->groups, d->lora_rank, d->quant_block, rig->job->size,
+      rig->job->size == 1 ? "" : "s", oproj_ctx_backend(rig->ctx));
   if (rig->reduces)
-    printf("# communicator %s, reduction %s\n", oproj_comm_name(rig->ranks->comm),
+    printf("# communicator %s, reduction %s\n", oproj_comm_name(rig->job->comm),
            choose_reduces[rig->args->reduce]);
   printf("# %d calls per %s, %d warm-up and %d timed replays", calls,
          graph ? "CUDA graph" : "replay", warmups, replays);
@@ -102,7 +101,7 @@ void table_heading(const bench_table *t, int32_t calls, int32_t warmups, int32_t
          "floor", "naive", "clock", "power", "#wrong", "path");
   printf("#%9s %10s %10s %9s %9s %7s %7s %6s %6s %7s\n", "tokens", "us", "us", "GB/s", "TFLOP/s",
          "%", "x", "MHz", "W", "");
-  fflush(stdout);
+  job_flush(t->rig->job);
 }
 
 /* ---- rows ---------------------------------------------------------------------------------- */
@@ -132,7 +131,7 @@ static void print_row(const bench_table *t, const table_row *row) {
   else
     printf(" %7lld", (long long)row->wrong);
   printf("  %s\n", row->path);
-  fflush(stdout);
+  job_flush(t->rig->job);
 }
 
 /* A number where there is one, else null. */
@@ -153,8 +152,8 @@ static json_t *setting(const bench_table *t) {
   return json_pack(
       "{s:s, s:s, s:I, s:i, s:s, s:s?, s:I, s:b, s:s, s:b, s:s, s:s, s:s, s:s, s:s, s:s}", "case",
       t->which->name, "model", t->which->loads ? rig->args->dir : rig_model_names[rig->args->model],
-      "share", (json_int_t)rig->args->share, "ranks", rig->ranks->size, "comm",
-      oproj_comm_name(rig->ranks->comm), "reduce",
+      "share", (json_int_t)rig->args->share, "ranks", rig->job->size, "comm",
+      oproj_comm_name(rig->job->comm), "reduce",
       rig->reduces ? choose_reduces[rig->args->reduce] : NULL, "chunk",
       (json_int_t)rig->args->chunk, "push", push && strcmp(push, "1") == 0, "backend",
       oproj_ctx_backend(rig->ctx), "warm", rig->args->warm, "device", facts ? facts->name : "host",

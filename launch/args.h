@@ -6,7 +6,7 @@
 #ifndef OPROJ_LAUNCH_ARGS_H
 #define OPROJ_LAUNCH_ARGS_H
 
-#include "job.h"
+#include "job/job.h"
 
 /* One flag; exactly one of on, text, number and word is set and says what kind it is. */
 typedef struct args_option {

@@ -1,6 +1,5 @@
 /* cmd_info.c - `oproj info`: what this build and this machine offer, rank by rank. */
 #include <jansson.h>
-#include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,17 +7,15 @@
 
 #include "args.h"
 #include "commands.h"
-#include "job.h"
+#include "job/job.h"
 #include "report.h"
 #include "target.h"
 
 enum { LINE_BYTES = 512 };
 
 static void show_versions(json_t *result) {
-  char mpi[MPI_MAX_LIBRARY_VERSION_STRING];
-  int length;
-  MPI_Get_library_version(mpi, &length);
-  mpi[strcspn(mpi, ",\n")] = '\0';
+  char mpi[128];
+  job_describe_mpi(mpi, sizeof mpi);
   unsigned version = oproj_version();
   char oproj[32];
   snprintf(oproj, sizeof oproj, "%u.%u.%u", version / 10000, version / 100 % 100, version % 100);

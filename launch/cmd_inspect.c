@@ -4,7 +4,7 @@
 
 #include "args.h"
 #include "commands.h"
-#include "job.h"
+#include "job/job.h"
 #include "oproj/checkpoint.h"
 #include "report.h"
 #include "target.h"

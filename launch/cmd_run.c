@@ -8,9 +8,9 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-#include "choose.h"
 #include "commands.h"
-#include "job.h"
+#include "job/choose.h"
+#include "job/job.h"
 #include "oproj/checkpoint.h"
 #include "oproj/safetensors.h"
 #include "report.h"

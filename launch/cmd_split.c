@@ -3,7 +3,7 @@
 
 #include "args.h"
 #include "commands.h"
-#include "job.h"
+#include "job/job.h"
 #include "oproj/checkpoint.h"
 #include "report.h"
 

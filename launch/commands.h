@@ -3,7 +3,7 @@
 #ifndef OPROJ_LAUNCH_COMMANDS_H
 #define OPROJ_LAUNCH_COMMANDS_H
 
-#include "job.h"
+#include "job/job.h"
 
 /* COLLECTIVE. */
 oproj_status cmd_info(job_state *job, int argc, char **argv);

@@ -1,13 +1,10 @@
 /* main.c - `oproj COMMAND ...`: finds the command. */
-#include <fcntl.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "args.h"
 #include "commands.h"
-#include "job.h"
+#include "job/job.h"
 
 typedef struct command {
   const char *name;
@@ -74,22 +71,11 @@ static oproj_status without_command(job_state *job, int argc, char **argv) {
   return OPROJ_OK;
 }
 
-/* A file that is opened later must not get the number of a stream that came closed, or what is
- * printed would end up in it.  Opened for reading, so that writing still fails and is reported. */
-static void reserve_streams(void) {
-  int file = open("/dev/null", O_RDONLY);
-  while (file >= 0 && file <= STDERR_FILENO) file = open("/dev/null", O_RDONLY);
-  if (file >= 0) close(file);
-}
-
 int main(int argc, char **argv) {
   const command *chosen = argc > 1 ? find_command(argv[1]) : NULL;
   bool alone = chosen && chosen->alone;
-  reserve_streams();
-  signal(SIGXFSZ, SIG_IGN); /* a file that must not grow is a failed write, too */
-  signal(SIGPIPE, SIG_IGN); /* a reader that went away is a failed write, which job_finish tells */
   job_state job;
-  oproj_status status = job_start(&job, alone, argc, argv);
+  oproj_status status = job_start(&job, "oproj", alone, argc, argv);
   if (status == OPROJ_OK && alone) status = job_go_alone(&job);
   bool idle = job.code != JOB_OK || (alone && job.rank > 0);
   if (status == OPROJ_OK && !idle)

@@ -10,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "job.h"
+#include "job/job.h"
 #include "oproj/safetensors.h"
 
 static double seconds(void) {
@@ -40,16 +40,11 @@ static void draw(const report_progress *p, double share, const char *text, bool 
   fflush(stderr);
 }
 
-int report_on_terminal(void) {
-  const char *far = getenv("OPROJ_TERMINAL");
-  return isatty(STDERR_FILENO) || (far && strcmp(far, "1") == 0);
-}
-
 int report_bytes(void *progress, int64_t done_bytes, int64_t total_bytes) {
   report_progress *p = progress;
   if (job_interrupted()) return 1;
   if (!p->what) return 0;
-  bool terminal = report_on_terminal() != 0, last = done_bytes >= total_bytes;
+  bool terminal = job_on_terminal(), last = done_bytes >= total_bytes;
   double now = seconds(), done = (double)done_bytes, total = (double)total_bytes;
   if (p->begun == 0.0) p->begun = p->spoken = now;
   if (now - p->spoken < (terminal ? 0.1 : REPORT_SECONDS) && !(terminal && last)) return 0;
@@ -64,7 +59,7 @@ int report_bytes(void *progress, int64_t done_bytes, int64_t total_bytes) {
 }
 
 void report_step(const char *what, int32_t step, int32_t steps) {
-  if (!report_on_terminal()) return;
+  if (!job_on_terminal()) return;
   fprintf(stderr, "%s %d of %d\r%s", what, step, steps, step >= steps ? "\n" : "");
   fflush(stderr);
 }

@@ -22,10 +22,6 @@ int report_bytes(void *progress, int64_t done_bytes, int64_t total_bytes);
 /* The same for steps of any kind ("layer 3 of 43"); call with step == steps at the end. */
 void report_step(const char *what, int32_t step, int32_t steps);
 
-/* Whether somebody watches stderr on a terminal.  A launcher hands its ranks a pipe; oproj-run says
- * with OPROJ_TERMINAL=1 that a terminal is at its other end. */
-int report_on_terminal(void);
-
 /* A number; JSON has none that are not finite, so those are the texts "nan", "inf" and "-inf". */
 json_t *report_number(double value);
 

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "args.h"
-#include "choose.h"
+#include "job/choose.h"
 
 const char *const run_backends[] = {"auto", "ref", "cuda", NULL};
 

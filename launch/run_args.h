@@ -2,7 +2,7 @@
 #ifndef OPROJ_LAUNCH_RUN_ARGS_H
 #define OPROJ_LAUNCH_RUN_ARGS_H
 
-#include "job.h"
+#include "job/job.h"
 
 enum { RUN_BACKEND_AUTO = 0, RUN_BACKEND_REF = 1 };
 

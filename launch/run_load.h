@@ -3,7 +3,7 @@
 #ifndef OPROJ_LAUNCH_RUN_LOAD_H
 #define OPROJ_LAUNCH_RUN_LOAD_H
 
-#include "job.h"
+#include "job/job.h"
 #include "oproj/checkpoint.h"
 
 typedef struct run_load {

@@ -1,13 +1,14 @@
 """Owns the proof that a job survives no rank that it has lost: it ends, soon, and says which.
 
-    python3 tests/integration/test_faults.py --oproj PATH/oproj --mpirun mpirun --fault PATH/fault.so
-                                             --workdir DIR [--all] [--table FILE]
+    python3 tests/integration/test_faults.py --oproj PATH/oproj [--bench PATH/oproj-bench]
+                                             --mpirun mpirun --fault PATH/fault.so --workdir DIR
+                                             [--all] [--ranks N,N...] [--table FILE]
 
 A cell is a fault (SIGKILL, SIGSTOP, exit(3), abort()) that strikes one rank in one phase of
-`oproj run` on n ranks; fault.so strikes it.  Each must end with a code that is not 0, within 15 s (a
+`oproj run`, or in the replays of `oproj-bench layer`, on n ranks; fault.so strikes it.  Each must end with a code that is not 0, within 15 s (a
 stopped rank: within the deadline and 15 s), with one sentence of oproj's that names the rank and
-the phase, and leave no process and no file.  Without --all a selection; --table writes what was
-measured.  Exit status 0 = all cells hold.
+the phase, and leave no process and no file.  Without --all a selection; --ranks leaves out what
+needs other numbers of ranks; --table writes what was measured.  Exit status 0 = all cells hold.
 """
 
 import argparse
@@ -32,14 +33,19 @@ PHASES = {
     "load": ("oproj_layers_load", 1, "load of layers.0"),
     "forward": ("oproj_forward", 1, "forward of layers.0"),
     "later forward": ("oproj_forward", 3, "forward of layers.2"),
+    "replays": ("replays", 1, "of 1 token"),
     "shutdown": ("MPI_Finalize", 1, "shutdown"),
 }
 SELECTION = [("kill", "start", 2, 1), ("stop", "start", 2, 1), ("exit", "set-up", 2, 1),
              ("stop", "set-up", 4, 3), ("abort", "load", 2, 0), ("kill", "load", 4, 2),
              ("kill", "forward", 4, 3), ("kill", "forward", 2, 0), ("stop", "forward", 2, 1),
              ("stop", "forward", 2, 0), ("exit", "later forward", 4, 0),
-             ("stop", "later forward", 4, 2), ("kill", "shutdown", 2, 1),
+             ("stop", "later forward", 4, 2), ("kill", "replays", 4, 0),
+             ("stop", "replays", 2, 1), ("exit", "replays", 2, 0), ("kill", "shutdown", 2, 1),
              ("stop", "shutdown", 2, 0), ("exit", "shutdown", 2, 1)]
+
+# Replays without end; of one layer, so that it is made soon.
+BENCH = ["layer", "--model", "v4-flash", "-b", "1", "-r", "1000000", "--warm", "--no-naive"]
 
 # Two at once, killed from outside or stopped: also those who would have spoken about the other.
 PAIRS = [("kill", 4, (0, 1)), ("kill", 4, (1, 2)), ("stop", 4, (0, 1)), ("stop", 4, (0, 2)),
@@ -85,16 +91,16 @@ class Job:
                 return pid
         raise ProcessLookupError(f"rank {rank} has no process")
 
-    def run(self, ranks, fault=None, meanwhile=None, words=None):
-        """(code, seconds, stderr, faults found in what was left behind) of `oproj WORDS`, by default
-        a run; `meanwhile` is called with this job and mpirun's process."""
+    def run(self, ranks, fault=None, meanwhile=None, program=None):
+        """(code, seconds, stderr, faults found in what was left behind) of a program and its words,
+        by default `oproj run`; `meanwhile` is called with this job and mpirun's process."""
         self.scratch.mkdir()
         command = [self.arguments.mpirun, "-n", str(ranks)]
         for name, value in (fault or {}).items():
             command += ["-x", f"{name}={value}"]
         output = self.workdir / "y.safetensors"
-        command += [self.arguments.oproj, *(words or ["run", str(self.workdir / "tiny"),
-                                                      "--tokens", "4", "--output", str(output)])]
+        command += program or [self.arguments.oproj, "run", str(self.workdir / "tiny"), "--tokens",
+                               "4", "--output", str(output)]
         begin = time.monotonic()
         process = subprocess.Popen(command, env=self.environment(), stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE, text=True, start_new_session=True,
@@ -138,7 +144,8 @@ def check_cell(arguments, workdir, kind, phase, ranks, victim):
     call, count, place = PHASES[phase]
     fault = {"LD_PRELOAD": str(arguments.fault), "FAULT_RANK": victim, "FAULT_KIND": kind,
              "FAULT_CALL": call, "FAULT_COUNT": count}
-    code, seconds, stderr, wrong = Job(arguments, workdir).run(ranks, fault)
+    program = [arguments.bench, *BENCH] if phase == "replays" else None
+    code, seconds, stderr, wrong = Job(arguments, workdir).run(ranks, fault, program=program)
     said = sentences(stderr)
     limit = LIMIT_S + (DEADLINE_S if kind == "stop" else 0)
     if code == 0:
@@ -176,6 +183,13 @@ def check_pair(arguments, workdir, kind, ranks, victims):
     elif said and not any(f"rank {victim} " in said[0] for victim in victims):
         wrong.append(f"the sentence names none of {victims}: {said[0]}")
     return code, seconds, said[0] if said else "", wrong
+
+
+def check_healthy(arguments, workdir):
+    code, seconds, stderr, wrong = Job(arguments, workdir).run(2)
+    if code != 0 or stderr:
+        wrong.append(f"it ended with {code}: {stderr}")
+    return code, seconds, "", wrong
 
 
 def check_signal(arguments, workdir, number, delay):
@@ -222,7 +236,8 @@ def check_slow_end(arguments, workdir, words, code_wanted):
     """A rank is still ending when the others have ended, one with a code: nobody was lost."""
     fault = {"LD_PRELOAD": str(arguments.fault), "FAULT_RANK": 1, "FAULT_KIND": "1",
              "FAULT_CALL": "end"}
-    code, seconds, stderr, wrong = Job(arguments, workdir).run(4, fault, words=words)
+    code, seconds, stderr, wrong = Job(arguments, workdir).run(
+        4, fault, program=[arguments.oproj, *words])
     said = sentences(stderr)
     if code != code_wanted:
         wrong.append(f"it ended with {code}, not {code_wanted}")
@@ -231,13 +246,37 @@ def check_slow_end(arguments, workdir, words, code_wanted):
     return code, seconds, said[0] if said else "", wrong
 
 
+def cells(every):
+    """(fault, phase, ranks, victim)"""
+    if not every:
+        return SELECTION
+    return [(kind, phase, n, victim) for phase in PHASES for kind in KINDS for n in (2, 4, 8)
+            for victim in (0, n - 1)]
+
+
+def checks(every):
+    """(what happens, on how many ranks, the check and what it is asked)"""
+    yield "nothing", 2, (check_healthy,)
+    for kind, phase, n, victim in cells(every):
+        yield f"{kind:5} {phase:13} n={n} rank {victim}", n, (check_cell, kind, phase, n, victim)
+    for kind, n, victims in PAIRS:
+        yield f"{kind:5} forward       n={n} ranks {victims}", n, (check_pair, kind, n, victims)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        yield f"{number.name} to mpirun, after 2 s", 2, (check_signal, number, 2.0)
+    yield "all ranks stopped for a while", 4, (check_suspended,)
+    for words, code in SLOW_ENDS:
+        yield f"a slow end of {' '.join(words)}", 4, (check_slow_end, words, code)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--oproj", required=True, type=Path)
+    parser.add_argument("--bench", type=Path)  # without it no replays
     parser.add_argument("--mpirun", default="mpirun")
     parser.add_argument("--fault", required=True, type=Path)
     parser.add_argument("--workdir", required=True, type=Path)
     parser.add_argument("--all", action="store_true")
+    parser.add_argument("--ranks", type=lambda text: {int(n) for n in text.split(",")})
     parser.add_argument("--table", type=Path)
     arguments = parser.parse_args()
     workdir = arguments.workdir.absolute()
@@ -246,48 +285,26 @@ def main():
     subprocess.run([arguments.oproj, "synth", "--model", "v4-flash", "--layers", "3", "--mtp", "0",
                     "--out", workdir / "tiny"], check=True, stdout=subprocess.DEVNULL)
 
-    cells = SELECTION
-    if arguments.all:
-        cells = [(kind, phase, n, victim) for phase in PHASES for kind in KINDS for n in (2, 4, 8)
-                 for victim in (0, n - 1)]
-    failed = 0
-    rows = ["| phase | fault | n | rank | code | s | sentence |", "|---|---|---|---|---|---|---|"]
-    code, seconds, stderr, wrong = Job(arguments, workdir).run(2)
-    if code != 0 or wrong:
-        print(f"FAIL a run without fault: code {code}, {wrong}, {stderr}")
-        failed += 1
-    for kind, phase, n, victim in cells:
-        code, seconds, said, wrong = check_cell(arguments, workdir, kind, phase, n, victim)
+    made = failed = 0
+    rows = ["| what | code | s | sentence |", "|---|---|---|---|"]
+    for what, ranks, (check, *asked) in checks(arguments.all):
+        if arguments.ranks and ranks not in arguments.ranks:
+            continue
+        if "replays" in asked and not arguments.bench:
+            continue
+        code, seconds, said, wrong = check(arguments, workdir, *asked)
+        made += 1
         failed += bool(wrong)
-        rows.append(f"| {phase} | {kind} | {n} | {victim} | {code} | {seconds:.1f} | {said} |")
-        print(f"{'FAIL' if wrong else 'ok  '} {kind:5} {phase:13} n={n} rank {victim}: "
-              f"code {code}, {seconds:.1f} s: {said}", flush=True)
+        rows.append(f"| {what} | {code} | {seconds:.1f} | {said} |")
+        print(f"{'FAIL' if wrong else 'ok  '} {what}: code {code}, {seconds:.1f} s: {said}",
+              flush=True)
         for sentence in wrong:
             print(f"     {sentence}")
-    for kind, n, victims in PAIRS:
-        code, seconds, said, wrong = check_pair(arguments, workdir, kind, n, victims)
-        failed += bool(wrong)
-        print(f"{'FAIL' if wrong else 'ok  '} {kind:5} forward       n={n} ranks {victims}: "
-              f"code {code}, {seconds:.1f} s: {said} {wrong or ''}", flush=True)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        code, seconds, said, wrong = check_signal(arguments, workdir, number, 2.0)
-        failed += bool(wrong)
-        print(f"{'FAIL' if wrong else 'ok  '} {number.name} to mpirun: code {code}, "
-              f"{seconds - 2.0:.1f} s after it: {said} {wrong or ''}", flush=True)
-    code, seconds, said, wrong = check_suspended(arguments, workdir)
-    failed += bool(wrong)
-    print(f"{'FAIL' if wrong else 'ok  '} all ranks stopped for a while: code {code}, "
-          f"{seconds:.1f} s {wrong or ''}", flush=True)
-    for words, wanted in SLOW_ENDS:
-        code, seconds, said, wrong = check_slow_end(arguments, workdir, words, wanted)
-        failed += bool(wrong)
-        print(f"{'FAIL' if wrong else 'ok  '} a slow end of {' '.join(words)}: code {code}, "
-              f"{seconds:.1f} s: {said} {wrong or ''}", flush=True)
     if arguments.table:
         arguments.table.write_text("\n".join(rows) + "\n")
-    print(f"{failed} of {len(cells) + len(PAIRS) + len(SLOW_ENDS) + 4} failed")
+    print(f"{failed} of {made} failed")
     shutil.rmtree(workdir, ignore_errors=True)
-    return 1 if failed else 0
+    return 1 if failed or not made else 0
 
 
 if __name__ == "__main__":

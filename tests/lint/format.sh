@@ -18,7 +18,7 @@ fi
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-for tree in src include launch bench tests; do
+for tree in src include job launch bench tests; do
   [ ! -d $tree ] || find $tree -type f \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o \
     -name '*.cpp' \) -print0
 done | sort -z >"$work/files"

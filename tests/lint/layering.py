@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """layering.py [ROOT] - keeps the house in order: who may include whom, where vendors stop, style.
 
-    base <- {kernels, weights} <- tp <- {launch, bench, tests}
+    base <- {kernels, weights} <- tp <- {job <- {launch, bench}, tests}
 
 Prints each violation as `file:line: sentence` and exits 1 if there is any.  The rules are tables at
 the top of this file; test_layering.py plants a violation of each and expects it to be found.
@@ -14,7 +14,7 @@ import sys
 COLUMNS = 100
 SOURCES = (".c", ".h", ".cu", ".cuh")
 HEADERS = (".h", ".cuh")
-TREES = ("src", "include", "launch", "bench", "tests", "cmake")
+TREES = ("src", "include", "job", "launch", "bench", "tests", "cmake")
 
 # What a file of each folder may include of ours: the first pattern that matches the folder counts.
 # A path ending in "/" means that folder's own headers, not those of folders below.
@@ -29,8 +29,9 @@ OURS = (
                   "oproj/")),
     (r"src/", ()),
     (r"include/", ("oproj.h", "oproj/")),
-    (r"launch/", ("oproj.h", "oproj/")),
-    (r"bench/", ("oproj.h", "oproj/", "launch/choose.h")),
+    (r"job/", ("oproj.h", "oproj/")),
+    (r"launch/", ("oproj.h", "oproj/", "job/")),
+    (r"bench/", ("oproj.h", "oproj/", "job/")),
 )
 
 # Vendor or third-party headers, and the only places that may include them.  A place is what a path
@@ -40,7 +41,7 @@ LIBRARIES = (
              r"|(cooperative_groups|mma|crt/.*)\.h$",
      ("src/kernels/cuda/", "include/oproj/cuda.h", "bench/*_cuda.c")),
     ("MPI", r"mpi[^/]*\.h$",
-     ("src/tp/", "include/oproj/mpi.h", "include/oproj/cuda.h", "launch/", "bench/")),
+     ("src/tp/", "include/oproj/mpi.h", "include/oproj/cuda.h", "job/", "bench/")),
     ("NCCL", r"nccl[^/]*\.h$", ("src/tp/", "include/oproj/mpi.h", "include/oproj/cuda.h")),
     ("hwloc", r"hwloc(\.h$|/)", ("src/tp/", "include/oproj/mpi.h", "include/oproj/cuda.h")),
     ("jansson", r"jansson[^/]*\.h$", ("src/weights/", "launch/", "bench/")),
@@ -121,7 +122,7 @@ class Lint:
         """The name under which our own header is known, or None for somebody else's."""
         if target == "oproj.h" or target.startswith("oproj/"):
             return target
-        if re.match(r"(base|kernels|weights|tp|launch)/", target):
+        if re.match(r"(base|kernels|weights|tp|job|launch)/", target):
             return target
         if not quoted:
             return None
@@ -152,7 +153,7 @@ class Lint:
         if allowed is None:
             return
         top = path.split("/")[0]
-        if top in ("launch", "bench") and name.startswith(top + "/"):
+        if top in ("job", "launch", "bench") and name.startswith(top + "/"):
             return
         folder = os.path.dirname(name) + "/"
         if name in allowed or (folder != "/" and folder in allowed):

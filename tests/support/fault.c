@@ -3,19 +3,22 @@
  *   FAULT_RANK   the victims, as Open MPI's mpirun numbers them: "3" or "0,1"
  *   FAULT_KIND   kill | stop | exit | abort | SECONDS (a pause, which the process survives)
  *   FAULT_CALL   the library's or MPI's call: MPI_Init_thread, oproj_ctx_create, oproj_layers_load,
- *                oproj_forward, MPI_Finalize, or "end": behind MPI_Finalize
+ *                oproj_forward, MPI_Finalize; "end": behind MPI_Finalize; "replays": a second after
+ *                the first oproj_forward, wherever the process is then
  *   FAULT_COUNT  in which of them, from 1 on
  *
  * Inside a call of oproj it strikes when that waits for other ranks the first time, so in the midst
  * of it; a call of MPI it strikes before. */
 #include <dlfcn.h>
 #include <mpi.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "oproj/checkpoint.h"
 
@@ -54,6 +57,12 @@ static bool is_due(const char *call) {
   if (!wanted || !victims || !rank || strcmp(wanted, call) != 0 || !is_among(rank, victims))
     return false;
   return ++calls == (count ? atoi(count) : 1);
+}
+
+static void *strike_later(void *unused) {
+  sleep(1);
+  strike();
+  return unused;
 }
 
 /* The call behind ours, as a pointer of its type. */
@@ -115,5 +124,7 @@ SHOWN oproj_status oproj_layers_load(oproj_layer **out, oproj_ctx *ctx,
 SHOWN oproj_status oproj_forward(oproj_layer *layer, const oproj_io *io, void *stream) {
   REAL(forward_fn, "oproj_forward");
   armed = is_due("oproj_forward");
+  pthread_t thread;
+  if (is_due("replays")) pthread_create(&thread, NULL, strike_later, NULL);
   return real(layer, io, stream);
 }

@@ -1,8 +1,6 @@
-/* choose.h - the words of --comm and --reduce, and what --comm chooses.
- *
- * Shared by `oproj run` and oproj-bench, which takes nothing else from this folder. */
-#ifndef OPROJ_LAUNCH_CHOOSE_H
-#define OPROJ_LAUNCH_CHOOSE_H
+/* choose.h - the words of --comm and --reduce, and what --comm chooses. */
+#ifndef OPROJ_JOB_CHOOSE_H
+#define OPROJ_JOB_CHOOSE_H
 
 #include <stdbool.h>
 
@@ -18,4 +16,4 @@ extern const char *const choose_comms[], *const choose_reduces[];
  * asked for.  On error *comm stays as it was. */
 oproj_status choose_comm(oproj_comm **comm, int choice, bool on_host);
 
-#endif /* OPROJ_LAUNCH_CHOOSE_H */
+#endif /* OPROJ_JOB_CHOOSE_H */

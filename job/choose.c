@@ -1,5 +1,5 @@
 /* choose.c - owns the choice between NCCL and MPI for the sums over ranks. */
-#include "choose.h"
+#include "job/choose.h"
 
 #include <string.h>
 

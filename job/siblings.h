@@ -1,7 +1,7 @@
 /* siblings.h - the ranks that the same launcher has started on this machine, as /proc shows them:
  * for the sentence about a rank that never came, when nothing else is known of it. */
-#ifndef OPROJ_LAUNCH_SIBLINGS_H
-#define OPROJ_LAUNCH_SIBLINGS_H
+#ifndef OPROJ_JOB_SIBLINGS_H
+#define OPROJ_JOB_SIBLINGS_H
 
 #include <stdint.h>
 
@@ -15,4 +15,4 @@ void siblings_look(sibling *ranks, int32_t size);
  * unseen one has ended. */
 int siblings_all_here(int32_t size);
 
-#endif /* OPROJ_LAUNCH_SIBLINGS_H */
+#endif /* OPROJ_JOB_SIBLINGS_H */

@@ -1,5 +1,5 @@
 /* siblings.c - reads /proc for processes of this one's parent. */
-#include "siblings.h"
+#include "job/siblings.h"
 
 #include <dirent.h>
 #include <stdio.h>

@@ -5,8 +5,8 @@
  * leaves with JOB_FAILED, and its launcher ends the other ranks.  Where several are lost at once it
  * names one of them; where all are, only the launcher is left to say so.  On several hosts nobody
  * can see that who should speak was lost as well: then there is no sentence. */
-#ifndef OPROJ_LAUNCH_GUARD_H
-#define OPROJ_LAUNCH_GUARD_H
+#ifndef OPROJ_JOB_GUARD_H
+#define OPROJ_JOB_GUARD_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -38,4 +38,4 @@ void guard_lost(void *user, int32_t rank, const char *sentence);
  * be left behind after a rank was lost. */
 void guard_leave(void) __attribute__((noreturn));
 
-#endif /* OPROJ_LAUNCH_GUARD_H */
+#endif /* OPROJ_JOB_GUARD_H */

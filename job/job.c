@@ -1,17 +1,19 @@
 /* job.c - MPI's start and end, who speaks, what interrupts, and what the process returns. */
-#include "job.h"
+#include "job/job.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "choose.h"
-#include "guard.h"
+#include "job/choose.h"
+#include "job/guard.h"
 #include "oproj/mpi.h"
-#include "report.h"
+
+const char *job_program = "oproj";
 
 /* ---- start ---------------------------------------------------------------------------------- */
 
@@ -149,7 +151,7 @@ static void warn_of_unknown_variables(void) {
   oproj_environment_unknown(names, sizeof names);
   if (!*names || (level && strcmp(level, "error") == 0)) return;
   snprintf(sentence, sizeof sentence, "warning: oproj knows no variable %s", names);
-  job_say("oproj", sentence);
+  job_say(job_program, sentence);
 }
 
 /* All ranks come to the same verdict on what any of them found. */
@@ -163,10 +165,22 @@ static oproj_status judge_variables(job_state *job, const char *wrong) {
   return OPROJ_OK;
 }
 
-oproj_status job_start(job_state *job, bool alone, int argc, char **argv) {
+/* A file that is opened later must not get the number of a stream that came closed, or what is
+ * printed would end up in it.  Opened for reading, so that writing still fails and is reported. */
+static void reserve_streams(void) {
+  int file = open("/dev/null", O_RDONLY);
+  while (file >= 0 && file <= STDERR_FILENO) file = open("/dev/null", O_RDONLY);
+  if (file >= 0) close(file);
+}
+
+oproj_status job_start(job_state *job, const char *program, bool alone, int argc, char **argv) {
   char wrong[512];
   int launched;
   const char *size_name;
+  job_program = program;
+  reserve_streams();
+  signal(SIGXFSZ, SIG_IGN); /* a file that must not grow is a failed write, too */
+  signal(SIGPIPE, SIG_IGN); /* a reader that went away is a failed write, which job_finish tells */
   take_wrong_variables(wrong, sizeof wrong);
   *job = (job_state){.size = 1, .code = JOB_OK, .deadline = oproj_deadline()};
   int rank = launched_rank(&launched, &size_name);
@@ -254,7 +268,12 @@ void job_say(const char *who, const char *sentence) {
   for (char *c = line; *c; c++)
     if ((unsigned char)*c < ' ' || *c == 127) *c = '?';
   /* On a terminal a bar may be unfinished. */
-  fprintf(stderr, "%s%s\n", report_on_terminal() ? "\r\033[K" : "", line);
+  fprintf(stderr, "%s%s\n", job_on_terminal() ? "\r\033[K" : "", line);
+}
+
+bool job_on_terminal(void) {
+  const char *far = getenv("OPROJ_TERMINAL");
+  return isatty(STDERR_FILENO) || (far && strcmp(far, "1") == 0);
 }
 
 void job_flush(job_state *job) {
@@ -311,7 +330,7 @@ int job_finish(job_state *job, oproj_status status) {
     char sentence[256];
     snprintf(sentence, sizeof sentence, "cannot write to standard output: %s",
              strerror(job->output_error));
-    job_say("oproj", sentence);
+    job_say(job_program, sentence);
     code = JOB_FAILED;
   }
   if (job->mpi)
@@ -333,6 +352,10 @@ int64_t job_sum(const job_state *job, int64_t mine) {
   int64_t sum = mine;
   if (job->mpi) MPI_Allreduce(&mine, &sum, 1, MPI_INT64_T, MPI_SUM, MPI_COMM_WORLD);
   return sum;
+}
+
+void job_sum_values(const job_state *job, float *values, int32_t count) {
+  if (job->mpi) MPI_Allreduce(MPI_IN_PLACE, values, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
 }
 
 void job_gather_text(const job_state *job, const char *mine, char *all, int bytes) {
@@ -364,4 +387,12 @@ void job_gather_rows(const job_state *job, int32_t tokens, int32_t hidden, const
     MPI_Send(rows, end - begin, row, 0, 0, MPI_COMM_WORLD);
   }
   MPI_Type_free(&row);
+}
+
+void job_describe_mpi(char *text, size_t bytes) {
+  char name[MPI_MAX_LIBRARY_VERSION_STRING];
+  int length;
+  MPI_Get_library_version(name, &length);
+  name[strcspn(name, ",\n")] = '\0';
+  snprintf(text, bytes, "%s", name);
 }

@@ -1,5 +1,5 @@
 /* guard.c - owns the thread that ends the process, and who of the ranks says why. */
-#include "guard.h"
+#include "job/guard.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -10,8 +10,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "job.h"
-#include "siblings.h"
+#include "job/job.h"
+#include "job/siblings.h"
 
 enum {
   TICK_MS = 20,
@@ -71,7 +71,7 @@ void guard_end(void) {
 }
 
 void guard_say(const char *sentence) {
-  if (!atomic_exchange(&guard.spoken, true)) job_say("oproj", sentence);
+  if (!atomic_exchange(&guard.spoken, true)) job_say(job_program, sentence);
 }
 
 void guard_hush(void) {
