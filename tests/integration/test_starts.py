@@ -129,6 +129,9 @@ def dry_run_case(bench):
     expect([line.split()[:2] for line in lines[1:]] == [["rank", "0"], ["rank", "1"]],
            f"not two ranks: {lines[1:]}")
     expect(all("cpus " in line and "GPU" in line for line in lines[1:]), f"no map: {lines[1:]}")
+    wrong = bench.program.execute([script, "--dry-run", "-n", "2", "run", "x"],
+                                  environment={"OPROJ_LOG": "junk"})
+    expect(wrong.returncode == USAGE, f"exit {wrong.returncode} where the map is refused")
     return command
 
 
