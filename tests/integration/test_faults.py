@@ -2,13 +2,15 @@
 
     python3 tests/integration/test_faults.py --oproj PATH/oproj [--bench PATH/oproj-bench]
                                              --mpirun mpirun --fault PATH/fault.so --workdir DIR
-                                             [--all] [--ranks N,N...] [--table FILE]
+                                             [--all] [--ranks N,N...] [--deadline S] [--jobs N]
+                                             [--table FILE]
 
 A cell is a fault (SIGKILL, SIGSTOP, exit(3), abort()) that strikes one rank in one phase of
 `oproj run`, or in the replays of `oproj-bench layer`, on n ranks; fault.so strikes it.  Each must end with a code that is not 0, within 15 s (a
 stopped rank: within the deadline and 15 s), with one sentence of oproj's that names the rank and
 the phase, and leave no process and no file.  Without --all a selection; --ranks leaves out what
-needs other numbers of ranks; --table writes what was measured.  Exit status 0 = all cells hold.
+needs other numbers of ranks; --deadline is what the ranks have (on GPUs, whose start takes seconds,
+10); --jobs runs as many checks at once; --table writes what was measured.  Exit status 0 = all cells hold.
 """
 
 import argparse
@@ -20,9 +22,9 @@ import subprocess
 import sys
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-DEADLINE_S = 3  # of the runs here
 KILL_AFTER_S = 2.5  # when they are in their first forward
 LIMIT_S = 15
 KINDS = ("kill", "stop", "exit", "abort")
@@ -75,12 +77,13 @@ class Job:
         self.mark = f"OPROJ_TEST_MARK={uuid.uuid4().hex}"
         # Short: Open MPI puts sockets there, whose names must not exceed 100 bytes.
         self.scratch = Path(f"/tmp/of{self.mark[-8:]}")
-        self.workdir, self.arguments = workdir, arguments
+        self.model, self.place = workdir / "model", workdir / self.mark[-8:]
+        self.arguments = arguments
 
     def environment(self):
         name, value = self.mark.split("=")
         return os.environ | {
-            name: value, "TMPDIR": str(self.scratch), "OPROJ_DEADLINE": str(DEADLINE_S),
+            name: value, "TMPDIR": str(self.scratch), "OPROJ_DEADLINE": str(self.arguments.deadline),
             "OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
 
@@ -95,12 +98,13 @@ class Job:
         """(code, seconds, stderr, faults found in what was left behind) of a program and its words,
         by default `oproj run`; `meanwhile` is called with this job and mpirun's process."""
         self.scratch.mkdir()
+        self.place.mkdir()
         command = [self.arguments.mpirun, "-n", str(ranks)]
         for name, value in (fault or {}).items():
             command += ["-x", f"{name}={value}"]
-        output = self.workdir / "y.safetensors"
-        command += program or [self.arguments.oproj, "run", str(self.workdir / "tiny"), "--tokens",
-                               "4", "--output", str(output)]
+        output = self.place / "y.safetensors"
+        command += program or [self.arguments.oproj, "run", str(self.model), "--tokens", "4",
+                               "--output", str(output)]
         begin = time.monotonic()
         process = subprocess.Popen(command, env=self.environment(), stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE, text=True, start_new_session=True,
@@ -108,7 +112,7 @@ class Job:
         try:
             if meanwhile:
                 meanwhile(self, process)
-            stderr = process.communicate(timeout=DEADLINE_S + LIMIT_S + 5)[1]
+            stderr = process.communicate(timeout=self.arguments.deadline + LIMIT_S + 5)[1]
             seconds = time.monotonic() - begin
             return process.returncode, seconds, stderr, self.left_behind(output)
         except subprocess.TimeoutExpired:
@@ -117,7 +121,7 @@ class Job:
             stderr = process.communicate()[1]
             return None, time.monotonic() - begin, stderr, ["it had to be killed"]
         finally:
-            output.unlink(missing_ok=True)
+            shutil.rmtree(self.place, ignore_errors=True)
             shutil.rmtree(self.scratch, ignore_errors=True)
 
     def left_behind(self, output):
@@ -131,9 +135,8 @@ class Job:
         files = [str(path) for path in self.scratch.rglob("*")]
         # A core that abort() asked for is the system's to place.
         wrong += [f"{path} is left" for path in files if not re.match(r".*/core(\.\d+)?$", path)]
-        beside = [path.name for path in self.workdir.iterdir()
-                  if path.name not in ("tiny", output.name) and not path.name.startswith("core")]
-        return wrong + [f"{name} is left in the work folder" for name in beside]
+        beside = [path.name for path in self.place.iterdir() if path != output]
+        return wrong + [f"{name} is left beside the output" for name in beside]
 
 
 def sentences(stderr):
@@ -147,7 +150,7 @@ def check_cell(arguments, workdir, kind, phase, ranks, victim):
     program = [arguments.bench, *BENCH] if phase == "replays" else None
     code, seconds, stderr, wrong = Job(arguments, workdir).run(ranks, fault, program=program)
     said = sentences(stderr)
-    limit = LIMIT_S + (DEADLINE_S if kind == "stop" else 0)
+    limit = LIMIT_S + (arguments.deadline if kind == "stop" else 0)
     if code == 0:
         wrong.append("the job ended with 0")
     if seconds > limit:
@@ -176,7 +179,7 @@ def check_pair(arguments, workdir, kind, ranks, victims):
     said, survivors = sentences(stderr), ranks - len(victims)
     if code == 0:
         wrong.append("the job ended with 0")
-    if seconds > LIMIT_S + (DEADLINE_S if kind == "stop" else 0):
+    if seconds > LIMIT_S + (arguments.deadline if kind == "stop" else 0):
         wrong.append(f"it took {seconds:.1f} s")
     if len(said) != min(survivors, 1):
         wrong.append(f"{len(said)} sentences: {said}")
@@ -277,34 +280,35 @@ def main():
     parser.add_argument("--workdir", required=True, type=Path)
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--ranks", type=lambda text: {int(n) for n in text.split(",")})
+    parser.add_argument("--deadline", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--table", type=Path)
     arguments = parser.parse_args()
     workdir = arguments.workdir.absolute()
     shutil.rmtree(workdir, ignore_errors=True)
     workdir.mkdir(parents=True)
     subprocess.run([arguments.oproj, "synth", "--model", "v4-flash", "--layers", "3", "--mtp", "0",
-                    "--out", workdir / "tiny"], check=True, stdout=subprocess.DEVNULL)
+                    "--out", workdir / "model"], check=True, stdout=subprocess.DEVNULL)
 
-    made = failed = 0
+    chosen = [(what, check, asked) for what, ranks, (check, *asked) in checks(arguments.all)
+              if (not arguments.ranks or ranks in arguments.ranks) and
+              (arguments.bench or "replays" not in asked)]
+    failed = 0
     rows = ["| what | code | s | sentence |", "|---|---|---|---|"]
-    for what, ranks, (check, *asked) in checks(arguments.all):
-        if arguments.ranks and ranks not in arguments.ranks:
-            continue
-        if "replays" in asked and not arguments.bench:
-            continue
-        code, seconds, said, wrong = check(arguments, workdir, *asked)
-        made += 1
-        failed += bool(wrong)
-        rows.append(f"| {what} | {code} | {seconds:.1f} | {said} |")
-        print(f"{'FAIL' if wrong else 'ok  '} {what}: code {code}, {seconds:.1f} s: {said}",
-              flush=True)
-        for sentence in wrong:
-            print(f"     {sentence}")
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        results = pool.map(lambda c: c[1](arguments, workdir, *c[2]), chosen)
+        for (what, _, _), (code, seconds, said, wrong) in zip(chosen, results):
+            failed += bool(wrong)
+            rows.append(f"| {what} | {code} | {seconds:.1f} | {said} |")
+            print(f"{'FAIL' if wrong else 'ok  '} {what}: code {code}, {seconds:.1f} s: {said}",
+                  flush=True)
+            for sentence in wrong:
+                print(f"     {sentence}")
     if arguments.table:
         arguments.table.write_text("\n".join(rows) + "\n")
-    print(f"{failed} of {made} failed")
+    print(f"{failed} of {len(chosen)} failed")
     shutil.rmtree(workdir, ignore_errors=True)
-    return 1 if failed or not made else 0
+    return 1 if failed or not chosen else 0
 
 
 if __name__ == "__main__":

@@ -77,10 +77,9 @@ def ip(*words):
 class Job(faults.Job):
     def start(self, command):
         self.scratch.mkdir()
-        environment = self.environment() | {"OPROJ_DEADLINE": str(DEADLINE_S)} | KEEPALIVE
-        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE,
-                                stderr=subprocess.PIPE, text=True, start_new_session=True,
-                                errors="replace")
+        return subprocess.Popen(command, env=self.environment() | KEEPALIVE,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                start_new_session=True, errors="replace")
 
     def end(self):
         for pid in faults.processes_of(self.mark):
@@ -136,6 +135,7 @@ def main():
     parser.add_argument("--oproj", required=True)
     parser.add_argument("--mpirun", default="mpirun")
     parser.add_argument("--workdir", required=True, type=Path)
+    parser.set_defaults(deadline=DEADLINE_S)
     arguments = parser.parse_args()
     workdir = arguments.workdir.absolute()
     shutil.rmtree(workdir, ignore_errors=True)
