@@ -72,7 +72,7 @@ static oproj_status time_plainly(engine *e, calls *c) {
     status = enqueue(c, device_stream(e->rig.device));
     if (status == OPROJ_OK) status = device_sync(e->rig.device);
     if (i >= 0) e->us[i] = microseconds() - begin;
-    /* A peer's failure must not leave this rank alone at the next barrier. */
+    /* A peer's failure must not leave this rank alone in the next call. */
     status = oproj_comm_agree(e->rig.job->comm, status);
   }
   return status;
@@ -85,7 +85,8 @@ static oproj_status time_graph(engine *e, calls *c, device_load *load) {
   if (status == OPROJ_OK) status = device_graph_create(&graph, e->rig.device, enqueue, c);
   if (status == OPROJ_OK && e->which->poison) status = e->which->poison(&e->rig, c->tokens);
   status = oproj_comm_agree(e->rig.job->comm, status);
-  note_place(e, "replays of ", c->tokens, false);
+  /* Sums keep the ranks together; without them one may be any slower than another. */
+  note_place(e, "replays of ", c->tokens, !e->rig.reduces);
   if (status == OPROJ_OK) status = device_graph_time(graph, e->warmups, e->replays, e->us, load);
   device_graph_destroy(graph);
   return oproj_comm_agree(e->rig.job->comm, status);
