@@ -116,7 +116,8 @@ static args_verdict finish(bench_args *a) {
   if (!a->which) return wrong("no case was named; `oproj-bench --help` lists them");
   const bench_case *c = bench_case_find(a->which);
   if (!c) return wrong("there is no case \"%s\"; `oproj-bench --help` lists them", a->which);
-  if (a->end == 0) a->end = a->begin > 1 ? a->begin : 128;
+  if (a->end == 0) a->end = a->begin > 0 ? a->begin : 128;
+  if (a->begin == 0) a->begin = 1;
   if (a->end < a->begin)
     return wrong("-e %lld is less than -b %lld", (long long)a->end, (long long)a->begin);
   if (c->loads && !a->dir) return wrong("the case %s needs --dir", a->which);
@@ -135,7 +136,7 @@ static args_verdict finish(bench_args *a) {
 args_verdict args_parse(bench_args *a, int argc, char **argv, bool speak) {
   static const char *const backends[] = {"auto", "cuda", "ref", NULL};
   enum { MOST_TOKENS = 1 << 17, MOST_COUNT = 1000000 };
-  *a = (bench_args){.begin = 1, .factor = 2, .share = 1, .reduce = -1};
+  *a = (bench_args){.factor = 2, .share = 1, .reduce = -1};
   const option options[] = {
       {"-b --begin", "smallest number of tokens (1)", .number = &a->begin, .least = 1,
        .most = MOST_TOKENS},

@@ -196,17 +196,17 @@ static oproj_status prepare(engine *e) {
 static oproj_status open_engine(engine *e, const bench_args *args, job_state *job,
                                 const char *command) {
   oproj_dims dims;
-  oproj_status status = OPROJ_OK;
-  if (e->which->dims) status = e->which->dims(job, args, &dims);
+  oproj_status status =
+      oproj_comm_agree(job->comm, table_open(&e->table, &e->rig, e->which, job, args, command));
+  if (status == OPROJ_OK && e->which->dims) status = e->which->dims(job, args, &dims);
   if (status != OPROJ_OK) return status;
   status = rig_open(&e->rig, args, job, e->which->dims ? &dims : NULL, e->which->reduces);
   if (status == OPROJ_OK) status = oproj_comm_agree(job->comm, prepare(e));
+  oproj_comm_note(job->comm, "making inputs", 1);
   if (status == OPROJ_OK) status = oproj_comm_agree(job->comm, e->which->open(&e->rig));
   if (status == OPROJ_OK && e->which->naive && e->rig.device && !args->no_naive &&
       args->reduce != OPROJ_REDUCE_SCATTER) /* it leaves all rows on every rank */
     status = oproj_comm_agree(job->comm, naive_create(&e->naive, &e->rig));
-  if (status == OPROJ_OK)
-    status = oproj_comm_agree(job->comm, table_open(&e->table, &e->rig, e->which, command));
   return status;
 }
 
@@ -222,10 +222,8 @@ oproj_status engine_run(const bench_case *which, const bench_args *args, job_sta
   for (int64_t t = args->begin; t <= args->end && status == OPROJ_OK && !which->rows;
        t *= args->factor)
     status = run_size(&e, (int32_t)t);
-  if (opened) {
-    oproj_status closed = table_close(&e.table);
-    status = oproj_comm_agree(job->comm, status == OPROJ_OK ? closed : status);
-  }
+  oproj_status closed = table_close(&e.table);
+  if (opened) status = oproj_comm_agree(job->comm, status == OPROJ_OK ? closed : status);
   naive_destroy(e.naive);
   if (which->close) which->close(&e.rig);
   rig_close(&e.rig);

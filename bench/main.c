@@ -30,6 +30,7 @@ static oproj_status run(job_state *job, int argc, char **argv) {
 int main(int argc, char **argv) {
   job_state job;
   oproj_status status = job_start(&job, "oproj-bench", false, argc, argv);
+  job_catch_interrupts();
   if (status == OPROJ_OK && job.code == JOB_OK) status = run(&job, argc, argv);
   return job_finish(&job, status);
 }

@@ -5,6 +5,7 @@ No time is looked at, only that there is one."""
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -116,6 +117,58 @@ class SmokeTest(unittest.TestCase):
                    launcher=(ASKED.mpirun, "-n", "1"))
         self.assertEqual(done.returncode, 3)
         self.assertIn('word 3 of its command line is "2" and rank 0\'s is "1"', done.stderr)
+
+    def test_ranks_with_different_checkpoints_are_refused(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for rank in ("0", "1"):  # under one name, as on two hosts
+                os.mkdir(os.path.join(folder, rank))
+                subprocess.run([ASKED.oproj, "synth", "--model", "tiny", "--seed", rank, "--out",
+                                os.path.join(folder, rank, "model")], check=True,
+                               capture_output=True)
+            elsewhere = f'cd {folder}/$OMPI_COMM_WORLD_RANK; exec "$@"'
+            done = run("load", "--dir", "model", "--backend", "ref", "-r", "1",
+                       launcher=(ASKED.mpirun, "-n", "2", "sh", "-c", elsewhere, "sh"))
+            self.assertEqual((done.returncode, done.stdout), (3, ""))
+            self.assertIn("the checkpoint's tensors must be the same on all ranks", done.stderr)
+
+    def test_rows_are_whole_or_not_there(self):
+        with tempfile.TemporaryDirectory() as folder:
+            lines = os.path.join(folder, "a.jsonl")
+            done = subprocess.run(
+                ["sh", "-c", 'ulimit -f 2; exec "$@"', "sh", ASKED.bench, "forward", "-b", "1",
+                 "-e", "64", "-J", lines, *SMALL], capture_output=True, text=True, timeout=120,
+                check=False)
+            self.assertEqual(done.returncode, 3)
+            self.assertIn(f"cannot write {lines}: File too large", done.stderr)
+            with open(lines, encoding="utf-8") as file:
+                rows = file.read()
+            self.assertTrue(rows.endswith("}\n"))
+            self.assertGreater(len([json.loads(row) for row in rows.splitlines()]), 0)
+
+    def test_json_where_none_can_be(self):
+        with tempfile.TemporaryDirectory() as folder:
+            fifo = os.path.join(folder, "fifo")
+            os.mkfifo(fifo)  # that nobody reads
+            done = run("forward", "-b", "1", "-J", fifo, *SMALL)
+            self.assertEqual((done.returncode, done.stdout), (3, ""), done.stderr)
+            odd = os.fsencode(folder) + b"/\xff.jsonl"
+            done = subprocess.run([ASKED.bench, "forward", "-b", "1", "-J", odd, *SMALL],
+                                  capture_output=True, timeout=120, check=False)
+            self.assertEqual((done.returncode, done.stderr), (0, b""))
+            with open(odd, encoding="utf-8") as file:
+                self.assertIn(r"\xff.jsonl", json.loads(file.readline())["command"])
+
+    def test_signals(self):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with self.subTest(number=number):
+                process = subprocess.Popen([ASKED.bench, "forward", *SMALL, "-b", "1", "-r", "1000000"],
+                                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                for _ in range(6):  # the heading: it is at work then
+                    process.stdout.readline()
+                process.send_signal(number)
+                self.assertEqual(process.communicate(timeout=60)[1],
+                                 "oproj-bench: interrupted\n")
+                self.assertEqual(process.returncode, 4)
 
     def test_full_output_is_a_failure(self):
         with open("/dev/full", "w", encoding="utf-8") as full:

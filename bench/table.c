@@ -2,13 +2,17 @@
 #include "table.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <jansson.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "job/choose.h"
+#include "job/json_text.h"
 
 static bool speaks(const bench_table *t) {
   return t->rig->job->rank == 0;
@@ -19,19 +23,21 @@ static const device_facts *facts_of(const bench_rig *rig) {
 }
 
 oproj_status table_open(bench_table *t, const bench_rig *rig, const bench_case *which,
-                        const char *command) {
-  *t = (bench_table){.rig = rig, .which = which, .command = command};
-  if (!speaks(t) || !rig->args->json) return OPROJ_OK;
-  t->json = fopen(rig->args->json, "a");
-  if (!t->json)
-    return oproj_fail(OPROJ_ERR_IO, "cannot write %s: %s", rig->args->json, strerror(errno));
+                        const job_state *job, const bench_args *args, const char *command) {
+  *t = (bench_table){.rig = rig, .which = which, .command = command, .json = -1};
+  t->json_path = args->json;
+  if (job->rank != 0 || !args->json) return OPROJ_OK;
+  /* A fifo that nobody reads is refused, not waited for. */
+  t->json = open(args->json, O_WRONLY | O_APPEND | O_CREAT | O_NONBLOCK | O_CLOEXEC, 0666);
+  if (t->json < 0)
+    return oproj_fail(OPROJ_ERR_IO, "cannot write %s: %s", args->json, strerror(errno));
   return OPROJ_OK;
 }
 
 oproj_status table_close(bench_table *t) {
-  int json = t->json ? ferror(t->json) | fclose(t->json) : 0;
-  t->json = NULL;
-  if (json) return oproj_fail(OPROJ_ERR_IO, "cannot write %s", t->rig->args->json);
+  int failed = t->json >= 0 ? close(t->json) : 0;
+  t->json = -1;
+  if (failed) return oproj_fail(OPROJ_ERR_IO, "cannot write %s: %s", t->json_path, strerror(errno));
   return OPROJ_OK;
 }
 
@@ -150,15 +156,34 @@ static json_t *setting(const bench_table *t) {
   if (gmtime_r(&now, &utc)) strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", &utc);
   const char *push = getenv("OPROJ_PUSH");
   return json_pack(
-      "{s:s, s:s, s:I, s:i, s:s, s:s?, s:I, s:b, s:s, s:b, s:s, s:s, s:s, s:s, s:s, s:s}", "case",
-      t->which->name, "model", t->which->loads ? rig->args->dir : rig_model_names[rig->args->model],
-      "share", (json_int_t)rig->args->share, "ranks", rig->job->size, "comm",
+      "{s:s, s:o, s:I, s:i, s:s, s:s?, s:I, s:b, s:s, s:b, s:s, s:s, s:s, s:o, s:s, s:o}", "case",
+      t->which->name, "model",
+      job_json_text(t->which->loads ? rig->args->dir : rig_model_names[rig->args->model]), "share",
+      (json_int_t)rig->args->share, "ranks", rig->job->size, "comm",
       oproj_comm_name(rig->job->comm), "reduce",
       rig->reduces ? choose_reduces[rig->args->reduce] : NULL, "chunk",
       (json_int_t)rig->args->chunk, "push", push && strcmp(push, "1") == 0, "backend",
       oproj_ctx_backend(rig->ctx), "warm", rig->args->warm, "device", facts ? facts->name : "host",
-      "device_text", facts ? facts->text : "", "versions", versions, "host", host, "date", date,
-      "command", t->command);
+      "device_text", facts ? facts->text : "", "versions", versions, "host", job_json_text(host),
+      "date", date, "command", job_json_text(t->command));
+}
+
+/* A whole line or none. */
+static oproj_status append_line(const bench_table *t, const char *text) {
+  struct stat before;
+  char *line;
+  int bytes = asprintf(&line, "%s\n", text);
+  if (bytes < 0) return oproj_fail(OPROJ_ERR_NOMEM, "no memory for a row as JSON");
+  bool regular = fstat(t->json, &before) == 0 && S_ISREG(before.st_mode);
+  ssize_t got = 1;
+  int written = 0;
+  for (; written < bytes && got > 0; written += (int)got)
+    got = write(t->json, line + written, (size_t)(bytes - written));
+  int error = errno;
+  free(line);
+  if (got > 0) return OPROJ_OK;
+  if (regular && ftruncate(t->json, before.st_size) != 0) error = errno;
+  return oproj_fail(OPROJ_ERR_IO, "cannot write %s: %s", t->json_path, strerror(error));
 }
 
 static oproj_status write_json(const bench_table *t, const table_row *row) {
@@ -173,17 +198,19 @@ static oproj_status write_json(const bench_table *t, const table_row *row) {
       known(floor_us(t, row)), "naive_ratio", known(row->naive_us / row->p50_us), "sm_mhz",
       known(row->load.sm_mhz), "watts", known(row->load.watts), "wrong",
       row->wrong < 0 ? json_null() : json_integer(row->wrong));
-  int failed = !line || !numbers || json_object_update(line, numbers) != 0 ||
-               json_dumpf(line, t->json, JSON_COMPACT) != 0 || fputc('\n', t->json) == EOF ||
-               fflush(t->json) != 0;
+  char *text = NULL;
+  if (line && numbers && json_object_update(line, numbers) == 0)
+    text = json_dumps(line, JSON_COMPACT);
+  oproj_status status =
+      text ? append_line(t, text) : oproj_fail(OPROJ_ERR_NOMEM, "no memory for a row as JSON");
+  free(text);
   json_decref(numbers);
   json_decref(line);
-  if (failed) return oproj_fail(OPROJ_ERR_IO, "cannot write %s", t->rig->args->json);
-  return OPROJ_OK;
+  return status;
 }
 
 oproj_status table_put(const bench_table *t, const table_row *row) {
   if (!speaks(t)) return OPROJ_OK;
   print_row(t, row);
-  return t->json ? write_json(t, row) : OPROJ_OK;
+  return t->json >= 0 ? write_json(t, row) : OPROJ_OK;
 }

@@ -2,8 +2,6 @@
 #ifndef OPROJ_BENCH_TABLE_H
 #define OPROJ_BENCH_TABLE_H
 
-#include <stdio.h>
-
 #include "cases.h"
 
 /* How one row was measured. */
@@ -25,12 +23,14 @@ typedef struct bench_table {
   const bench_rig *rig;
   const bench_case *which;
   const char *command;
-  FILE *json; /* NULL: none */
+  const char *json_path;
+  int json; /* the file, open; or -1 */
 } bench_table;
 
-/* Rank 0 opens and prints; others get a table that stays silent. */
+/* Rank 0 opens and prints; others get a table that stays silent.  `rig` is described by rows, and
+ * need not be open before the heading. */
 oproj_status table_open(bench_table *table, const bench_rig *rig, const bench_case *which,
-                        const char *command);
+                        const job_state *job, const bench_args *args, const char *command);
 void table_heading(const bench_table *table, int32_t calls, int32_t warmups, int32_t replays,
                    bool graph);
 oproj_status table_put(const bench_table *table, const table_row *row);

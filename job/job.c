@@ -11,6 +11,7 @@
 
 #include "job/choose.h"
 #include "job/guard.h"
+#include "job/siblings.h"
 #include "oproj/mpi.h"
 
 const char *job_program = "oproj";
@@ -53,27 +54,43 @@ static int launched_rank(int *size, const char **size_name) {
   return (int)found;
 }
 
-/* The words behind argv[0], each with its NUL; *bytes is their length. */
+/* Word 0 is the program, wherever it was found. */
+static const char *word_at(char **argv, int i) {
+  return i == 0 ? job_program : argv[i];
+}
+
+/* All words, each with its NUL; *bytes is their length. */
 static char *join_words(int argc, char **argv, int *bytes) {
   size_t length = 0;
-  for (int i = 1; i < argc; i++) length += strlen(argv[i]) + 1;
+  for (int i = 0; i < argc; i++) length += strlen(word_at(argv, i)) + 1;
   char *words = malloc(length + 1);
   char *to = words;
-  for (int i = 1; words && i < argc; i++) to = stpcpy(to, argv[i]) + 1;
+  for (int i = 0; words && i < argc; i++) to = stpcpy(to, word_at(argv, i)) + 1;
   *bytes = (int)length; /* the kernel takes no command line of 2 GB */
   return words;
+}
+
+static void quote_word(const char *word, char *text, size_t bytes) {
+  if (word)
+    snprintf(text, bytes, "\"%.200s\"", word);
+  else
+    snprintf(text, bytes, "missing");
 }
 
 /* Holds this rank's words against rank 0's. */
 static oproj_status compare_words(int argc, char **argv, const char *first, int bytes) {
   const char *end = first + bytes;
-  for (int i = 1; i < argc || first < end; i++) {
-    const char *mine = i < argc ? argv[i] : NULL, *theirs = first < end ? first : NULL;
-    if (!mine || !theirs || strcmp(mine, theirs) != 0)
+  for (int i = 0; i < argc || first < end; i++) {
+    const char *mine = i < argc ? word_at(argv, i) : NULL, *theirs = first < end ? first : NULL;
+    if (!mine || !theirs || strcmp(mine, theirs) != 0) {
+      char here[256], there[256];
+      quote_word(mine, here, sizeof here);
+      quote_word(theirs, there, sizeof there);
       return oproj_fail(OPROJ_ERR_INVALID,
-                        "word %d of its command line is \"%.200s\" and rank 0's is \"%.200s\"; all "
-                        "ranks must be started alike",
-                        i, mine ? mine : "", theirs ? theirs : "");
+                        "word %d of its command line is %s and rank 0's is %s; all ranks must be "
+                        "started alike",
+                        i, here, there);
+    }
     first += strlen(first) + 1;
   }
   return OPROJ_OK;
@@ -129,7 +146,10 @@ static oproj_status start_mpi(job_state *job, int launched, const char *size_nam
     return oproj_fail(OPROJ_ERR_COMM, "MPI_Init_thread failed");
   job->mpi = true;
   oproj_status status = check_launch(launched, size_name);
-  if (status == OPROJ_OK) status = meet(job, argc, argv);
+  if (status == OPROJ_OK)
+    status = meet(job, argc, argv);
+  else if (siblings_lowest(job->rank, launched) == job->rank)
+    job->rank = 0; /* it speaks: a variable may say rank 3 where no other rank is */
   guard_end();
   return status;
 }
@@ -342,27 +362,33 @@ int job_finish(job_state *job, oproj_status status) {
 
 /* ---- over all ranks ------------------------------------------------------------------------- */
 
+/* MPI's own calls wait without end, and out of the watch's sight: they begin when all have come.
+ * False: somebody is lost, and the guard is about to end this process. */
+static bool all_come(const job_state *job) {
+  return job->mpi && oproj_comm_agree(job->comm, OPROJ_OK) == OPROJ_OK;
+}
+
 double job_max(const job_state *job, double mine) {
   double most = mine;
-  if (job->mpi) MPI_Allreduce(&mine, &most, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+  if (all_come(job)) MPI_Allreduce(&mine, &most, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
   return most;
 }
 
 int64_t job_sum(const job_state *job, int64_t mine) {
   int64_t sum = mine;
-  if (job->mpi) MPI_Allreduce(&mine, &sum, 1, MPI_INT64_T, MPI_SUM, MPI_COMM_WORLD);
+  if (all_come(job)) MPI_Allreduce(&mine, &sum, 1, MPI_INT64_T, MPI_SUM, MPI_COMM_WORLD);
   return sum;
 }
 
 void job_sum_values(const job_state *job, float *values, int32_t count) {
-  if (job->mpi) MPI_Allreduce(MPI_IN_PLACE, values, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+  if (all_come(job)) MPI_Allreduce(MPI_IN_PLACE, values, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
 }
 
 void job_gather_text(const job_state *job, const char *mine, char *all, int bytes) {
-  if (job->mpi)
-    MPI_Gather(mine, bytes, MPI_CHAR, all, bytes, MPI_CHAR, 0, MPI_COMM_WORLD);
-  else
+  if (!job->mpi)
     memcpy(all, mine, (size_t)bytes);
+  else if (all_come(job))
+    MPI_Gather(mine, bytes, MPI_CHAR, all, bytes, MPI_CHAR, 0, MPI_COMM_WORLD);
 }
 
 void job_gather_rows(const job_state *job, int32_t tokens, int32_t hidden, const uint16_t *rows,
@@ -371,6 +397,7 @@ void job_gather_rows(const job_state *job, int32_t tokens, int32_t hidden, const
     memcpy(y, rows, (size_t)tokens * (size_t)hidden * sizeof *y);
     return;
   }
+  if (!all_come(job)) return;
   MPI_Datatype row;
   MPI_Type_contiguous(hidden, MPI_UINT16_T, &row);
   MPI_Type_commit(&row);

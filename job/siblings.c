@@ -70,6 +70,15 @@ void siblings_look(sibling *ranks, int32_t size) {
   if (all) closedir(all);
 }
 
+int32_t siblings_lowest(int32_t rank, int32_t size) {
+  sibling *ranks = calloc((size_t)size, sizeof *ranks);
+  int32_t lowest = 0;
+  if (ranks) siblings_look(ranks, size);
+  while (ranks && lowest < rank && ranks[lowest] != SIBLING_RUNS) lowest++;
+  free(ranks);
+  return lowest;
+}
+
 int siblings_all_here(int32_t size) {
   static const char *const names[] = {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"};
   if (is_wrapped()) return 0;

@@ -8,6 +8,7 @@
 #include "args.h"
 #include "commands.h"
 #include "job/job.h"
+#include "job/json_text.h"
 #include "report.h"
 #include "target.h"
 
@@ -35,7 +36,7 @@ static void show_devices(json_t *result) {
     if (oproj_device_describe(device, text, sizeof text) != OPROJ_OK)
       snprintf(text, sizeof text, "%.200s", oproj_last_error());
     printf("device %-4d %s\n", device, text);
-    json_array_append_new(devices, report_text(text));
+    json_array_append_new(devices, job_json_text(text));
   }
   json_object_set_new(result, "devices", devices);
 }
@@ -59,7 +60,7 @@ static void show_environment(json_t *result) {
   for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
     const char *value = getenv(names[i]);
     printf("environment %s%s%s\n", names[i], value ? "=" : " is not set", value ? value : "");
-    json_object_set_new(environment, names[i], value ? report_text(value) : json_null());
+    json_object_set_new(environment, names[i], value ? job_json_text(value) : json_null());
   }
   json_object_set_new(result, "environment", environment);
 }
@@ -69,7 +70,7 @@ static void show_ranks(const job_state *job, const char *lines, json_t *result) 
   for (int rank = 0; rank < job->size; rank++) {
     const char *line = lines + (size_t)rank * LINE_BYTES;
     printf("rank %-6d %s\n", rank, line);
-    json_array_append_new(ranks, report_text(line));
+    json_array_append_new(ranks, job_json_text(line));
   }
   json_object_set_new(result, "ranks", ranks);
 }

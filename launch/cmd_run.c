@@ -11,12 +11,12 @@
 #include "commands.h"
 #include "job/choose.h"
 #include "job/job.h"
+#include "job/same_files.h"
 #include "oproj/checkpoint.h"
 #include "oproj/safetensors.h"
 #include "report.h"
 #include "run_args.h"
 #include "run_check.h"
-#include "run_facts.h"
 #include "run_input.h"
 #include "run_load.h"
 #include "run_memory.h"
@@ -357,7 +357,7 @@ static oproj_status open_checkpoint(run *r) {
     status = oproj_comm_agree(comm, oproj_checkpoint_open(&r->checkpoint, r->args->dir));
   if (status != OPROJ_OK) return status;
   r->model = oproj_checkpoint_model(r->checkpoint);
-  status = run_facts_compare(comm, r->checkpoint, r->args->dir, r->args->input);
+  status = job_compare_files(comm, r->checkpoint, r->args->dir, r->args->input);
   if (status != OPROJ_OK) return status;
   return oproj_comm_agree(comm, check_plan(r));
 }

@@ -70,23 +70,6 @@ json_t *report_number(double value) {
   return json_real(value);
 }
 
-json_t *report_text(const char *text) {
-  json_t *value = json_string(text);
-  if (value) return value;
-  char *escaped = malloc(4 * strlen(text) + 1), *to = escaped;
-  for (const char *from = text; escaped && *from; from++)
-    if ((unsigned char)*from < 128)
-      *to++ = *from;
-    else
-      to += sprintf(to, "\\x%02x", (unsigned char)*from);
-  if (escaped) {
-    *to = '\0';
-    value = json_string(escaped);
-  }
-  free(escaped);
-  return value;
-}
-
 oproj_status report_stage(report_file *file, const char *path, json_t *result) {
   *file = (report_file){0};
   oproj_status status = oproj_tensors_target(path, &file->path);

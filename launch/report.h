@@ -25,9 +25,6 @@ void report_step(const char *what, int32_t step, int32_t steps);
 /* A number; JSON has none that are not finite, so those are the texts "nan", "inf" and "-inf". */
 json_t *report_number(double value);
 
-/* A text; where it is not UTF-8, bytes from 128 on are written out as \xHH. */
-json_t *report_text(const char *text);
-
 /* A JSON file that is complete but has not got its name yet. */
 typedef struct report_file {
   char *path, *temporary; /* NULL: none */

@@ -316,6 +316,18 @@ oproj_status oproj_forward(oproj_layer *layer, const oproj_io *io, void *stream)
 
 /* ---- the stages ---------------------------------------------------------------------------- */
 
+/* Peers wait for a stage on the host however slow it is; on a device it only enqueues. */
+static void begin_stage(const oproj_ctx *ctx, const char *stage) {
+  if (ctx->ops->host) oproj_watch_enter(ctx->comm->watch, stage, 1);
+}
+
+static oproj_status end_stage(const oproj_ctx *ctx, const char *stage, oproj_status status) {
+  if (ctx->ops->host) oproj_watch_enter(ctx->comm->watch, stage, 0);
+  return status;
+}
+
+#define STAGE(ctx, stage, call) (begin_stage(ctx, stage), end_stage(ctx, stage, (call)))
+
 oproj_status oproj_input_quantize(oproj_ctx *ctx, const oproj_io *io, const oproj_quant *out,
                                   void *stream) {
   REQUIRE(ctx, OPROJ_ERR_INVALID, "ctx must not be NULL");
@@ -324,7 +336,7 @@ oproj_status oproj_input_quantize(oproj_ctx *ctx, const oproj_io *io, const opro
   TRY(check_quant(ctx, "out", out, groups_held(ctx), group_cols(ctx)));
   REQUIRE(out->tokens == io->tokens, OPROJ_ERR_SHAPE, "out has %d tokens; io has %d", out->tokens,
           io->tokens);
-  return ctx->ops->input_quantize(ctx->kernels, &checked, out, stream);
+  return STAGE(ctx, "input", ctx->ops->input_quantize(ctx->kernels, &checked, out, stream));
 }
 
 oproj_status oproj_input_rotate(oproj_ctx *ctx, const oproj_io *io, uint16_t *x, void *stream) {
@@ -332,16 +344,17 @@ oproj_status oproj_input_rotate(oproj_ctx *ctx, const oproj_io *io, uint16_t *x,
   oproj_io checked;
   TRY(check_input(ctx, io, &checked));
   TRY(check_pointer("x", x, io->tokens));
-  return ctx->ops->input_rotate(ctx->kernels, &checked, x, stream);
+  return STAGE(ctx, "input", ctx->ops->input_rotate(ctx->kernels, &checked, x, stream));
 }
 
 oproj_status oproj_group_forward(oproj_layer *layer, const oproj_io *io, uint16_t *z,
                                  void *stream) {
   REQUIRE(layer, OPROJ_ERR_INVALID, "layer must not be NULL");
+  const oproj_ctx *ctx = layer->ctx;
   oproj_io checked;
-  TRY(check_input(layer->ctx, io, &checked));
+  TRY(check_input(ctx, io, &checked));
   TRY(check_pointer("z", z, io->tokens));
-  return layer->ctx->ops->group_forward(layer->weights, &checked, z, stream);
+  return STAGE(ctx, "WO_A", ctx->ops->group_forward(layer->weights, &checked, z, stream));
 }
 
 oproj_status oproj_group_project(oproj_layer *layer, const oproj_quant *x, uint16_t *z,
@@ -354,7 +367,7 @@ oproj_status oproj_group_project(oproj_layer *layer, const oproj_quant *x, uint1
           "wo_a carries an adapter, which needs the bf16 input");
   TRY(check_quant(ctx, "x", x, groups_held(ctx), group_cols(ctx)));
   TRY(check_pointer("z", z, x->tokens));
-  return ctx->ops->group_project(layer->weights, x, z, stream);
+  return STAGE(ctx, "WO_A", ctx->ops->group_project(layer->weights, x, z, stream));
 }
 
 oproj_status oproj_z_quantize(oproj_ctx *ctx, int32_t tokens, const uint16_t *z,
@@ -364,16 +377,17 @@ oproj_status oproj_z_quantize(oproj_ctx *ctx, int32_t tokens, const uint16_t *z,
   REQUIRE(out->tokens == tokens, OPROJ_ERR_SHAPE, "out has %d tokens; z has %d", out->tokens,
           tokens);
   TRY(check_pointer("z", z, tokens));
-  return ctx->ops->z_quantize(ctx->kernels, tokens, z, out, stream);
+  return STAGE(ctx, "z", ctx->ops->z_quantize(ctx->kernels, tokens, z, out, stream));
 }
 
 oproj_status oproj_out_forward(oproj_layer *layer, int32_t tokens, const uint16_t *z,
                                uint16_t *partial, void *stream) {
   REQUIRE(layer, OPROJ_ERR_INVALID, "layer must not be NULL");
-  TRY(check_tokens(layer->ctx, tokens));
+  const oproj_ctx *ctx = layer->ctx;
+  TRY(check_tokens(ctx, tokens));
   TRY(check_pointer("z", z, tokens));
   TRY(check_pointer("partial", partial, tokens));
-  return layer->ctx->ops->out_forward(layer->weights, tokens, z, partial, stream);
+  return STAGE(ctx, "WO_B", ctx->ops->out_forward(layer->weights, tokens, z, partial, stream));
 }
 
 oproj_status oproj_out_project(oproj_layer *layer, const oproj_quant *z, uint16_t *partial,
@@ -381,9 +395,10 @@ oproj_status oproj_out_project(oproj_layer *layer, const oproj_quant *z, uint16_
   REQUIRE(layer, OPROJ_ERR_INVALID, "layer must not be NULL");
   REQUIRE(layer->wo_b == OPROJ_DTYPE_E4M3, OPROJ_ERR_UNSUPPORTED,
           "wo_b is bf16: it takes no quantised input");
-  TRY(check_quant(layer->ctx, "z", z, 1, z_cols(layer->ctx)));
+  const oproj_ctx *ctx = layer->ctx;
+  TRY(check_quant(ctx, "z", z, 1, z_cols(ctx)));
   TRY(check_pointer("partial", partial, z->tokens));
-  return layer->ctx->ops->out_project(layer->weights, z, partial, stream);
+  return STAGE(ctx, "WO_B", ctx->ops->out_project(layer->weights, z, partial, stream));
 }
 
 static oproj_status check_reduction(const oproj_ctx *ctx, int32_t tokens, const uint16_t *partial,

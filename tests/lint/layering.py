@@ -44,8 +44,8 @@ LIBRARIES = (
      ("src/tp/", "include/oproj/mpi.h", "include/oproj/cuda.h", "job/", "bench/")),
     ("NCCL", r"nccl[^/]*\.h$", ("src/tp/", "include/oproj/mpi.h", "include/oproj/cuda.h")),
     ("hwloc", r"hwloc(\.h$|/)", ("src/tp/", "include/oproj/mpi.h", "include/oproj/cuda.h")),
-    ("jansson", r"jansson[^/]*\.h$", ("src/weights/", "launch/", "bench/")),
-    ("xxHash", r"xxh(ash|3)\.h$", ("src/weights/", "launch/", "bench/")),
+    ("jansson", r"jansson[^/]*\.h$", ("src/weights/", "job/", "launch/", "bench/")),
+    ("xxHash", r"xxh(ash|3)\.h$", ("src/weights/", "job/", "launch/")),
     ("argp", r"argp\.h$", ("launch/", "bench/")),
 )
 

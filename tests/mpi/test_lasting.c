@@ -12,6 +12,7 @@
 #include "support/data.h"
 #include "support/expect.h"
 #include "support/together.h"
+#include "tp/ctx.h"
 
 enum { MOST_TOKENS = 64 };
 
@@ -169,6 +170,29 @@ START_TEST(patience_is_respected) {
 }
 END_TEST
 
+static oproj_status rest_in_stage(oproj_kernels_weights *weights, int32_t tokens, const uint16_t *z,
+                                  uint16_t *partial, void *stream) {
+  (void)weights, (void)tokens, (void)z, (void)partial, (void)stream;
+  rest(3 * LATE_S);
+  return OPROJ_OK;
+}
+
+/* A stage on the host may take longer than the deadline; a rank that is late behind it may not. */
+START_TEST(a_slow_stage_is_waited_for) {
+  if (size == 1) return;
+  rig r = make_rig();
+  oproj_kernels_ops slow = *r.ctx->ops;
+  slow.out_forward = rest_in_stage;
+  r.ctx->ops = &slow;
+  oproj_comm_set_deadline(r.comm, LATE_S);
+  if (rank == 0) EXPECT_OK(oproj_out_forward(r.layer, 1, r.want, r.y, NULL));
+  ALL_OK(oproj_comm_agree(r.comm, OPROJ_OK));
+  if (rank == 0) rest(4 * LATE_S + 1);
+  ALL_ASSERT(oproj_comm_agree(r.comm, OPROJ_OK) == OPROJ_ERR_PEER, "rank 0 was waited for");
+  free_rig(&r);
+}
+END_TEST
+
 /* A rank that comes too late to make a communicator has made the others give up, and does so. */
 START_TEST(a_communicator_that_never_meets_is_given_up) {
   if (size == 1) return;
@@ -228,6 +252,7 @@ int main(int argc, char **argv) {
   tcase_add_test(work, failures_leave_nothing_behind);
   tcase_add_test(work, sizes_change_from_call_to_call);
   tcase_add_test(work, patience_is_respected);
+  tcase_add_test(loss, a_slow_stage_is_waited_for);
   tcase_add_loop_test(loss, a_late_rank_ends_the_forward_of_all, 0, 2);
   tcase_add_test(start, a_communicator_that_never_meets_is_given_up);
   suite_add_tcase(suite, work);

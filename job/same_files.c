@@ -1,5 +1,5 @@
-/* run_facts.c - owns what tells one checkpoint or input from another. */
-#include "run_facts.h"
+/* same_files.c - owns what tells one checkpoint or input from another. */
+#include "job/same_files.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -85,7 +85,7 @@ static XXH64_hash_t hash_json(const char *dir, int *count) {
   return hash;
 }
 
-oproj_status run_facts_compare(oproj_comm *comm, const oproj_checkpoint *checkpoint,
+oproj_status job_compare_files(oproj_comm *comm, const oproj_checkpoint *checkpoint,
                                const char *dir, const char *input) {
   const oproj_model *model = oproj_checkpoint_model(checkpoint);
   char layers[32], split[32], json[64], tensors[32], in[32] = "none";
