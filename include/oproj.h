@@ -179,11 +179,12 @@ OPROJ_API oproj_status oproj_comm_same(oproj_comm *comm, const oproj_fact *facts
  * process ends, when it has been silent for the deadline (stopped, or its host cut off), when
  * others have waited for it as long in a collective call, or their GPUs in a sum that its own has
  * not begun, or when its GPU has been as long in a sum that all have begun; replays of a captured
- * forward are watched, too.  Every call that needs the other ranks then fails on all of them, those
- * under way included, with ERR_PEER and one sentence that names the rank and where it was.  What
- * these calls were given may be freed; the communicator serves no more and is to be destroyed, and
- * with all processes alive (a rank that was only late) a new one can be made.  Open MPI 4 ends the
- * job when a process dies, so that nobody is left to make one. */
+ * forward are watched, too.  Computing on the host and reading files, inside a call, may take as
+ * long as it takes.  After a loss every call that needs the other ranks fails on all of them,
+ * those under way included, with ERR_PEER and one sentence that names the rank and where it was.
+ * What these calls were given may be freed; the communicator serves no more and is to be destroyed,
+ * and with all processes alive (a rank that was only late) a new one can be made.  Open MPI 4 ends
+ * the job when a process dies, so that nobody is left to make one. */
 
 /* The deadline of new communicators, in seconds: OPROJ_DEADLINE in the environment, else 30; 0
  * means none.  It also ends the making of a communicator whose ranks do not all come. */
