@@ -46,8 +46,8 @@ SELECTION = [("kill", "start", 2, 1), ("stop", "start", 2, 1), ("exit", "set-up"
              ("stop", "replays", 2, 1), ("exit", "replays", 2, 0), ("kill", "shutdown", 2, 1),
              ("stop", "shutdown", 2, 0), ("exit", "shutdown", 2, 1)]
 
-# Replays without end; of one layer, so that it is made soon.
-BENCH = ["layer", "--model", "v4-flash", "-b", "1", "-r", "1000000", "--warm", "--no-naive"]
+# Replays for seconds; of one layer, so that it is made soon.
+BENCH = ["layer", "--model", "v4-flash", "-b", "1", "-r", "20000", "--warm", "--no-naive"]
 
 # Two at once, killed from outside or stopped: also those who would have spoken about the other.
 PAIRS = [("kill", 4, (0, 1)), ("kill", 4, (1, 2)), ("stop", 4, (0, 1)), ("stop", 4, (0, 2)),
