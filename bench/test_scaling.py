@@ -99,6 +99,7 @@ class ScalingTest(unittest.TestCase):
 
     def test_refusals(self):
         for code, words in ((2, []), (2, ["--build", ASKED.build, "--ranks", "3"]),
+                            (2, ["--build", ASKED.build, "--quick", "--ranks", "8", "--dry-run"]),
                             (2, ["--build", ASKED.build, "--parts", "all"]),
                             (4, ["--build", "/nowhere"]), (4, ["--report", "--out", "/nowhere"])):
             with self.subTest(words=words):
