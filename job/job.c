@@ -320,8 +320,8 @@ static void stop_mpi(job_state *job, int code, bool first_goes_on) {
   guard_begin("shutdown", job->deadline);
   if (job->comm && job->size > 1) {
     oproj_comm_note(job->comm, "shutdown", 0);
-    if (oproj_comm_agree(job->comm, OPROJ_OK) == OPROJ_ERR_PEER) guard_leave();
     bool some_code = job_max(job, code) != 0;
+    if (oproj_comm_check(job->comm) != OPROJ_OK) guard_leave();
     if (some_code || (first_goes_on && job->rank > 0)) guard_hush();
   }
   oproj_comm_destroy(job->comm);

@@ -9,8 +9,8 @@ A cell is a fault (SIGKILL, SIGSTOP, exit(3), abort()) that strikes one rank in 
 `oproj run`, or in the replays of `oproj-bench layer`, on n ranks; fault.so strikes it.  Each must end with a code that is not 0, within 15 s (a
 stopped rank: within the deadline and 15 s), with one sentence of oproj's that names the rank and
 the phase, and leave no process and no file.  Without --all a selection; --ranks leaves out what
-needs other numbers of ranks; --deadline is what the ranks have (on GPUs, whose start takes seconds,
-10); --jobs runs as many checks at once; --table writes what was measured.  Exit status 0 = all cells hold.
+needs other numbers of ranks; --deadline is what the ranks have (3 s; a GPU's start takes longer);
+--jobs runs as many checks at once; --table writes what was measured.  Exit status 0 = all cells hold.
 """
 
 import argparse
