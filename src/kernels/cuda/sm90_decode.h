@@ -1,10 +1,16 @@
 /* sm90_decode.h - between the host code and the kernel that takes a few tokens through the whole
  * chain in one launch: inverse RoPE, quantisation, WO_A, quantisation of z, WO_B.
  *
- *   sm90_exchange.cuh     how blocks of one launch hand values to one another
- *   sm90_decode.cuh       the kernel
- *   sm90_decode.cu        its variants and their launch
- *   sm90_decode_host.c    who does what: shapes, exchange memory, tensor maps */
+ *   sm90_exchange.cuh          how blocks of one launch hand values to one another
+ *   sm90_decode.cuh            the kernel: who does what when; its parts are
+ *   sm90_decode_block.cuh        a block: its share, its shared memory
+ *   sm90_decode_input.cuh        the input, rotated and quantised
+ *   sm90_decode_products.cuh     slots of weights -> sums
+ *   sm90_decode_z.cuh            sums of WO_A -> z, from block to block
+ *   sm90_decode.cu             its variants and their launch
+ *   sm90_decode_host.c         its exchange memory, rings and arguments
+ *
+ * How the work shares out to blocks: kernels/decode.c. */
 #ifndef OPROJ_KERNELS_CUDA_SM90_DECODE_H
 #define OPROJ_KERNELS_CUDA_SM90_DECODE_H
 
