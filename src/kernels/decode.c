@@ -3,11 +3,9 @@
 #include "kernels/kernels.h"
 
 enum {
-  TILE = 128,     /* rows of WO_A, values of K of a slot */
-  BATCH = 2,      /* slots that the kernel multiplies at a time */
-  ROWS_STEP = 8,  /* of WO_B: the swizzle's pattern repeats */
-  HEAD_DIM = 512, /* what the kernel's input stage is written for */
-  ROPE_DIM = 64,
+  TILE = OPROJ_KERNELS_DECODE_TILE,
+  BATCH = 2,     /* slots that the kernel multiplies at a time */
+  ROWS_STEP = 8, /* of WO_B: the swizzle's pattern repeats */
   /* Slots of weights per block at which measurements on an H200 change their mind
    * (bench/README.md). */
   FEW_SLOTS = 8,
@@ -44,7 +42,7 @@ const char *oproj_kernels_decode_shape(const oproj_dims *dims, int32_t groups, i
   int32_t group_cols = dims->heads / dims->groups * dims->head_dim;
   int32_t z_cols = groups * dims->lora_rank;
   *out = (oproj_kernels_decode){0};
-  if (dims->head_dim != HEAD_DIM || dims->rope_dim != ROPE_DIM)
+  if (dims->head_dim != OPROJ_KERNELS_HEAD_DIM || dims->rope_dim != OPROJ_KERNELS_ROPE_DIM)
     return "heads are not of 448 + 64 values";
   if (dims->lora_rank % TILE != 0) return "o_lora_rank is no multiple of 128";
   if (z_cols % (2 * BATCH * TILE) != 0 || dims->hidden % ROWS_STEP != 0)

@@ -17,6 +17,10 @@ typedef struct oproj_kernels_weights oproj_kernels_weights; /* one layer's weigh
 /* From here cuBLASLt serves: on SM90, where it was measured (bench/README.md), for WO_B. */
 enum { OPROJ_KERNELS_LIBRARY_TOKENS = 768 };
 
+/* Heads of the released models: 448 values and 64 that are rotated.  Some kernels are written for
+ * them alone. */
+enum { OPROJ_KERNELS_HEAD_DIM = 512, OPROJ_KERNELS_ROPE_DIM = 64 };
+
 /* What one rank computes. */
 typedef struct oproj_kernels_config {
   oproj_dims dims;
@@ -234,6 +238,7 @@ const char *oproj_kernels_cuda_versions(char *text, size_t bytes);
 /* ---- the kernel that takes a few tokens through the whole chain in one launch ---------------- */
 
 enum {
+  OPROJ_KERNELS_DECODE_TILE = 128,   /* rows of WO_A of a block, values of K of a slot */
   OPROJ_KERNELS_DECODE_TOKENS = 32,  /* most tokens of a launch */
   OPROJ_KERNELS_DECODE_SPLIT = 16,   /* most blocks that share a tile of WO_A */
   OPROJ_KERNELS_DECODE_OUT_ROWS = 64 /* most rows of WO_B of a block: an instruction's */

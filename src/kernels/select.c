@@ -66,7 +66,8 @@ static const char *why_not_fused(const oproj_path_query *q) {
   const char *why = why_not_grouped(q);
   if (why) return why;
   if (q->tokens > FUSED_TOKENS) return "more than 32 tokens";
-  if (q->dims.head_dim != 512 || q->dims.rope_dim != 64) return "heads are not of 448 + 64 values";
+  if (q->dims.head_dim != OPROJ_KERNELS_HEAD_DIM || q->dims.rope_dim != OPROJ_KERNELS_ROPE_DIM)
+    return "heads are not of 448 + 64 values";
   if (q->has_adapter) return "an adapter needs the bf16 input";
   return NULL;
 }

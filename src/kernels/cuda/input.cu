@@ -143,7 +143,6 @@ __global__ void __launch_bounds__(THREADS) input_quantize_kernel(cuda_input p) {
 
 /* ---- heads of 448 + 64, scales in f32: the shape of the released models -------------------- */
 
-constexpr int HEAD_DIM = 512, ROPE_DIM = 64;
 constexpr int STRIPS = HEAD_DIM / STRIP; /* 16-byte loads of a lane per head */
 constexpr int FIRST_ROPE_LANE = WARP - ROPE_DIM / LANE_VALUES; /* of the last strip */
 

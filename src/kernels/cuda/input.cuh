@@ -10,6 +10,8 @@
 namespace {
 
 constexpr int LANE_VALUES = 8;
+/* Of the heads that some kernels are written for. */
+constexpr int HEAD_DIM = OPROJ_KERNELS_HEAD_DIM, ROPE_DIM = OPROJ_KERNELS_ROPE_DIM;
 
 /* ---- positions ----------------------------------------------------------------------------- */
 

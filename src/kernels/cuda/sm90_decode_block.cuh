@@ -16,7 +16,7 @@ constexpr int THREADS = (FIRST_HELP_WARP + HELP_WARPS) * WARP;
 constexpr int MATH_THREADS = MATH_WARPS * WARP;
 constexpr int QUANTIZE_WARPS = MATH_WARPS + HELP_WARPS; /* all but the copying one */
 constexpr int QUANTIZE_THREADS = QUANTIZE_WARPS * WARP;
-constexpr int TILE = 128; /* rows of WO_A, values of K: of a slot */
+constexpr int TILE = OPROJ_KERNELS_DECODE_TILE; /* rows of WO_A, values of K: of a slot */
 constexpr int SLOT_BYTES = TILE * TILE, HALF_SLOT = SLOT_BYTES / 2;
 constexpr int K_STEP = 32;           /* values of K of one instruction */
 constexpr int STEPS = TILE / K_STEP; /* instructions per 128 values of K */

@@ -5,7 +5,7 @@
 #include "kernels/cuda/sm90_decode.h"
 
 enum {
-  TILE = 128,
+  TILE = OPROJ_KERNELS_DECODE_TILE,
   MOST_STAGES = 12,  /* ring slots: what lies ready when z arrives */
   MOST_Z_STAGES = 8, /* one and more for each warp that receives z */
   FEWEST_STAGES = 4  /* the largest window, and more than the two slots multiplied at a time */

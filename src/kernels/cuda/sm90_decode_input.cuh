@@ -10,7 +10,7 @@
 namespace sm90 {
 namespace decode {
 
-constexpr int HEAD_DIM = 512, ROPE_DIM = 64, SLOTS_PER_HEAD = HEAD_DIM / TILE;
+constexpr int SLOTS_PER_HEAD = HEAD_DIM / TILE;
 
 /* ALIGNED: heads and table take 16-byte loads. */
 template <int N, int BLOCK, bool ALIGNED>

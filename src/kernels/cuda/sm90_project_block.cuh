@@ -4,6 +4,7 @@
 #define OPROJ_KERNELS_CUDA_SM90_PROJECT_BLOCK_CUH
 
 #include "kernels/cuda/device.cuh"
+#include "kernels/cuda/input.cuh"
 #include "kernels/cuda/sm90.h"
 
 namespace sm90 {
@@ -13,8 +14,7 @@ constexpr int QUANTIZE_WARPS = 4, QUANTIZE_THREADS = QUANTIZE_WARPS * WARP;
 constexpr int K_STEP = 32;                     /* values of K of one instruction */
 constexpr int STEPS = SM90_TILE_COLS / K_STEP; /* instructions per slot */
 constexpr int WEIGHT_BYTES = SM90_TILE_ROWS * SM90_TILE_COLS;
-constexpr int HEAD_DIM = 512, ROPE_DIM = 64; /* what FUSED is written for */
-constexpr int SLOTS_PER_HEAD = HEAD_DIM / SM90_TILE_COLS;
+constexpr int SLOTS_PER_HEAD = HEAD_DIM / SM90_TILE_COLS; /* FUSED takes such heads alone */
 
 /* Scales of one token in one slot. */
 __host__ __device__ constexpr int scales_per_slot(int block) {
