@@ -4,37 +4,45 @@
 
 enum {
   TILE = OPROJ_KERNELS_DECODE_TILE,
-  BATCH = 2,     /* slots that the kernel multiplies at a time */
-  ROWS_STEP = 8, /* of WO_B: the swizzle's pattern repeats */
-  /* Slots of weights per block at which measurements on an H200 change their mind
-   * (bench/README.md). */
-  FEW_SLOTS = 8,
-  SHORT_SLOTS = 16,
-  MIDDLE_SLOTS = 24,
-  LONG_SLOTS = 48
+  BATCH = 2,      /* slots that the kernel multiplies at a time */
+  ROWS_STEP = 8,  /* of WO_B: the swizzle's pattern repeats */
+  ROOMY_SLOTS = 8 /* of WO_A: the input of 32 tokens takes 32 KB of codes */
 };
+
+/* What measurements on an H200 say (bench/README.md, "Why the decode kernel stops where it does"),
+ * by the slots of weights that a block goes through, WO_A's and WO_B's.
+ *
+ * window: 32 KB on their way hide the memory's latency, and what is more delays the loads that a
+ * short launch waits for; long ones gain by a deeper queue.
+ * tokens: beyond, every block's receiving all of z costs more than launches do; with blocks of 32,
+ * scaling its sums does so sooner. */
+typedef struct measured {
+  int32_t slots; /* up to so many */
+  int32_t window;
+  int32_t tokens_128, tokens_32; /* in blocks of 128 and of 32 */
+} measured;
+
+static const measured measurements[] = {
+    {8, 2, 32, 16},       /* V4-Flash and V4.1-Flash at 8 ranks, V4-Pro at 16 */
+    {16, 2, 16, 8},       /* the Flash models at 4, V4-Pro at 8 */
+    {24, 3, 16, 8},       /* at 2, at 4 */
+    {48, 3, 8, 8},        /* at 1, at 2 */
+    {INT32_MAX, 4, 4, 4}, /* V4-Pro at 1 */
+};
+
+static const measured *measured_of(int32_t slots) {
+  const measured *m = measurements;
+  while (slots > m->slots) m++;
+  return m;
+}
 
 static int32_t ceil_div(int32_t a, int32_t b) {
   return (a + b - 1) / b;
 }
 
-/* 32 KB on their way hide the memory's latency, and what is more delays the loads that a short
- * launch waits for; long ones gain by a deeper queue. */
-static int32_t window_of(int32_t slots) {
-  return slots <= SHORT_SLOTS ? 2 : slots <= LONG_SLOTS ? 3 : 4;
-}
-
 /* Shared memory holds the input of a block's part of WO_A beside the rings. */
 static int32_t most_tokens(int32_t a_slots) {
-  return a_slots <= FEW_SLOTS ? OPROJ_KERNELS_DECODE_TOKENS : OPROJ_KERNELS_DECODE_TOKENS / 2;
-}
-
-/* Beyond, every block's receiving all of z costs more than launches do; with blocks of 32, scaling
- * its sums does so sooner. */
-static int32_t fastest_tokens(int32_t slots, int32_t block) {
-  int32_t most = block == 128 ? OPROJ_KERNELS_DECODE_TOKENS : OPROJ_KERNELS_DECODE_TOKENS / 2;
-  if (slots <= FEW_SLOTS) return most;
-  return slots <= MIDDLE_SLOTS ? most / 2 : slots <= LONG_SLOTS ? 8 : 4;
+  return a_slots <= ROOMY_SLOTS ? OPROJ_KERNELS_DECODE_TOKENS : OPROJ_KERNELS_DECODE_TOKENS / 2;
 }
 
 const char *oproj_kernels_decode_shape(const oproj_dims *dims, int32_t groups, int32_t resident,
@@ -60,10 +68,11 @@ const char *oproj_kernels_decode_shape(const oproj_dims *dims, int32_t groups, i
     return "WO_B has more rows than the device's blocks hold at once";
   int32_t out_blocks = ceil_div(dims->hidden, s.out_rows);
   s.blocks = s.tiles * s.split > out_blocks ? s.tiles * s.split : out_blocks;
-  int32_t a_slots = group_cols / TILE / s.split, slots = a_slots + z_cols / (2 * TILE);
+  int32_t a_slots = group_cols / TILE / s.split;
+  const measured *m = measured_of(a_slots + z_cols / (2 * TILE));
   s.most = most_tokens(a_slots);
-  s.window = window_of(slots);
-  s.tokens = fastest_tokens(slots, dims->quant_block);
+  s.window = m->window;
+  s.tokens = dims->quant_block == 128 ? m->tokens_128 : m->tokens_32;
   *out = s;
   return NULL;
 }

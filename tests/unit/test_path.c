@@ -161,14 +161,14 @@ END_TEST
 
 /* The shares of released models on an H200, as the decode kernel deals them out. */
 static const struct {
-  int32_t hidden, groups; /* held */
-  int32_t blocks, tiles, split, out_rows, window, tokens;
-} shares[] = {{7168, 16, 128, 128, 1, 56, 4, 4}, {7168, 8, 128, 64, 2, 56, 3, 8},
-              {7168, 4, 128, 32, 4, 56, 3, 16},  {7168, 2, 128, 16, 8, 56, 2, 16},
-              {7168, 1, 128, 8, 16, 56, 2, 32},  {4096, 8, 128, 64, 2, 32, 3, 8},
-              {4096, 4, 128, 32, 4, 32, 3, 16},  {4096, 2, 128, 16, 8, 32, 2, 16},
-              {4096, 1, 128, 8, 16, 32, 2, 32},  {5120, 8, 128, 64, 2, 40, 3, 8},
-              {5120, 1, 128, 8, 16, 40, 2, 32}};
+  int32_t hidden, groups;                                            /* held */
+  int32_t blocks, tiles, split, out_rows, window, tokens, tokens_32; /* in blocks of 128, of 32 */
+} shares[] = {{7168, 16, 128, 128, 1, 56, 4, 4, 4}, {7168, 8, 128, 64, 2, 56, 3, 8, 8},
+              {7168, 4, 128, 32, 4, 56, 3, 16, 8},  {7168, 2, 128, 16, 8, 56, 2, 16, 8},
+              {7168, 1, 128, 8, 16, 56, 2, 32, 16}, {4096, 8, 128, 64, 2, 32, 3, 8, 8},
+              {4096, 4, 128, 32, 4, 32, 3, 16, 8},  {4096, 2, 128, 16, 8, 32, 2, 16, 8},
+              {4096, 1, 128, 8, 16, 32, 2, 32, 16}, {5120, 8, 128, 64, 2, 40, 3, 8, 8},
+              {5120, 1, 128, 8, 16, 40, 2, 32, 16}};
 
 START_TEST(decode_shares) {
   for (size_t i = 0; i < sizeof shares / sizeof shares[0]; i++) {
@@ -182,6 +182,9 @@ START_TEST(decode_shares) {
     ck_assert_int_eq(found.out_rows, shares[i].out_rows);
     ck_assert_int_eq(found.window, shares[i].window);
     ck_assert_int_eq(found.tokens, shares[i].tokens);
+    dims.quant_block = 32;
+    ck_assert_ptr_null(oproj_kernels_decode_shape(&dims, shares[i].groups, 132, &found));
+    ck_assert_int_eq(found.tokens, shares[i].tokens_32);
   }
 }
 END_TEST
