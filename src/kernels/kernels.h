@@ -68,8 +68,9 @@ static inline oproj_kernels_part oproj_kernels_whole(int32_t tokens) {
   return part;
 }
 
+typedef struct oproj_kernels_push oproj_kernels_push; /* below: sums over ranks of one host */
+
 /* WO_B replaced by the caller's projection; fn == NULL means ours. */
-typedef struct oproj_kernels_push oproj_kernels_push;
 typedef struct oproj_kernels_out {
   oproj_out_fn fn;
   void *user;

@@ -202,7 +202,7 @@ struct Decode {
     int worker = warp < COPY_WARP ? warp : warp - 1;
     copy_weight_scales(p, b, worker * WARP + lane);
     wait_for_predecessors();
-    uint4 control = load_words(p.exchange.control);
+    uint4 control = load_words(p.exchange.control); /* arrives while the input is quantised */
     uint32_t number = p.sink.n > 1 ? next_sum(p.sink.control->sums) : 0; /* of the ranks' sum */
     Quantizers<N, BLOCK, ALIGNED>::run(p, b, worker, lane);
     int epoch = epoch_of(control);

@@ -28,7 +28,7 @@ enum { DECODE_Z_WORDS = 32 + 4 };
 #define DECODE_EMPTY 0xFFFFFFFFu
 
 typedef struct decode_control { /* read as 4 words */
-  uint32_t arrivals;            /* of blocks at their end, over two launches */
+  uint32_t arrivals;            /* of blocks that know their epoch, over two launches */
   uint32_t used[2];             /* tokens that the last launch of each epoch left behind */
   uint32_t stalled;             /* a launch gave up: every later one does so at once */
 } decode_control;

@@ -15,7 +15,8 @@ constexpr int SLOTS_PER_HEAD = HEAD_DIM / TILE;
 /* ALIGNED: heads and table take 16-byte loads. */
 template <int N, int BLOCK, bool ALIGNED>
 struct Quantizers {
-  /* 16 lanes take 128 values of one token; `DEPTH` of those at a time are on their way. */
+  /* 16 lanes take 128 values of one token, a row, and DEPTH rows at a time: so the loads of 60 rows
+   * of a block set out before the first is quantised. */
   static constexpr int ROW_LANES = TILE / LANE_VALUES, ROWS = QUANTIZE_WARPS * WARP / ROW_LANES;
   static constexpr int DEPTH = 2;
 

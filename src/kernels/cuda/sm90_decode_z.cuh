@@ -67,7 +67,7 @@ struct ZExchange {
   /* With a split its blocks share out the tokens; each adds the parts in order of K. */
   static __device__ bool finish_split_tile(const sm90_decode &p, const Block &b, int epoch,
                                            int helper, int lane) {
-    constexpr int PARTS = 8; /* on their way at a time */
+    constexpr int PARTS = 8; /* on their way at a time: the largest split takes two rounds */
     int tokens = p.input.tokens, split = p.shape.split, stride = tokens * TILE / 4;
     const uint4 *tile = reinterpret_cast<const uint4 *>(p.exchange.partials[epoch]) +
                         static_cast<int64_t>(b.tile) * split * stride + lane;
@@ -99,7 +99,7 @@ struct ZExchange {
    * codes and one of scales, 16 bytes each. */
   static constexpr int PIECES = DECODE_Z_WORDS / 4;
   static constexpr int PASSES = ceil_div(2 * N * PIECES, WARP); /* 5, 9 or 18 */
-  static constexpr int AT_ONCE = PASSES <= 9 ? PASSES : 6;      /* of them on their way */
+  static constexpr int AT_ONCE = PASSES <= 9 ? PASSES : 6; /* of them on their way: 5, 9 or 6 */
 
   static __device__ void receive_z(const sm90_decode &p, const Block &b, int epoch, int helper,
                                    int lane, bool stalled) {

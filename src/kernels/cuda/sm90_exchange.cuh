@@ -49,12 +49,19 @@ __device__ __forceinline__ bool has_arrived(const uint4 &v) {
   return v.x != DECODE_EMPTY && v.y != DECODE_EMPTY && v.z != DECODE_EMPTY && v.w != DECODE_EMPTY;
 }
 
+/* Waits for the load that `value` comes from.  A load is waited for where its value is first used,
+ * and this is a use; the compiler moves it across no barrier. */
+__device__ __forceinline__ void wait_for_value(int *value) {
+  asm volatile("" : "+r"(*value)::"memory");
+}
+
 /* A decode_control as 4 words, read after the predecessors have ended: its epoch for this launch,
  * the tokens left behind in one, and whether a launch stalled.  Blocks of this launch may have been
- * counted already, the reader's own has not: the count stays below the next launch's. */
+ * counted already, the reader's own has not: the count stays below the next launch's.  So the words
+ * must have arrived before the barrier after which it is counted. */
 __device__ __forceinline__ int epoch_of(const uint4 &control) {
   int epoch = control.x >= gridDim.x;
-  asm volatile("" : "+r"(epoch)::"memory"); /* the words have arrived before what follows */
+  wait_for_value(&epoch);
   return epoch;
 }
 
