@@ -14,6 +14,9 @@
 #include "job/job.h"
 #include "rig.h"
 
+const char *const args_paths[] = {"auto",  "reference", "portable", "grouped",
+                                  "fused", "library",   "decode",   NULL};
+
 /* One flag; exactly one of on, text, number and word is set. */
 typedef struct option {
   const char *names; /* "-b --begin": all the ways to write it */
@@ -165,6 +168,11 @@ args_verdict args_parse(bench_args *a, int argc, char **argv, bool speak) {
       {"--chunk",
        "of layer: tokens whose sum runs while the next are computed (the library's choice)",
        .number = &a->chunk, .least = 1, .most = MOST_TOKENS},
+      {"--path",
+       "force one: portable, grouped, fused, library or decode (auto; the name of what ran is in "
+       "the "
+       "table)",
+       .word = &a->path, .words = args_paths},
       {"--warm", "one layer, so that its weights may stay in the cache; of load the page cache",
        .on = &a->warm},
       {"--eager", "plain calls instead of a graph, timed by the host", .on = &a->eager},

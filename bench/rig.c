@@ -60,6 +60,7 @@ oproj_config rig_config(const bench_rig *rig, oproj_reduce reduce) {
   config.max_tokens = rig->max_tokens;
   config.reduce = reduce;
   config.chunk_tokens = rig->args->chunk;
+  config.path = (oproj_path)rig->args->path;
   return config;
 }
 

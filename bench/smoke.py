@@ -102,6 +102,13 @@ class SmokeTest(unittest.TestCase):
                 self.assertEqual((done.returncode, done.stdout), (code, ""), done.stderr)
                 self.assertEqual(done.stderr.count("\n"), 1)
 
+    def test_forced_paths(self):
+        self.assertEqual(self.rows("forward", "-b", "2", "--path", "reference", *SMALL)[0][-1],
+                         "reference")
+        done = run("forward", "-b", "2", "--path", "decode", *SMALL)
+        self.assertEqual(done.returncode, 3)
+        self.assertIn("the forced path needs a GPU", done.stderr)
+
     def test_ranks_are_refused_by_one_of_them(self):
         launcher = (ASKED.mpirun, "-n", "2")
         for code, word, words in ((2, "--che", ["forward", "--che"]),
