@@ -14,9 +14,6 @@
 #include "job/job.h"
 #include "rig.h"
 
-const char *const args_paths[] = {"auto",  "reference", "portable", "grouped",
-                                  "fused", "library",   "decode",   NULL};
-
 /* One flag; exactly one of on, text, number and word is set. */
 typedef struct option {
   const char *names; /* "-b --begin": all the ways to write it */
@@ -127,6 +124,8 @@ static args_verdict finish(bench_args *a) {
   if (!c->loads && a->dir) return wrong("the case %s reads no checkpoint: no --dir", a->which);
   if (a->reduce >= 0 && !c->reduces)
     return wrong("the case %s sums nothing: no --reduce", a->which);
+  if (a->path != OPROJ_PATH_AUTO && !c->chain)
+    return wrong("the case %s is not the whole chain: no --path", a->which);
   if (a->chunk > 0 && !c->overlaps)
     return wrong("the case %s computes nothing beside its sums: no --chunk", a->which);
   if (a->reduce == OPROJ_REDUCE_NONE)
@@ -138,6 +137,8 @@ static args_verdict finish(bench_args *a) {
 
 args_verdict args_parse(bench_args *a, int argc, char **argv, bool speak) {
   static const char *const backends[] = {"auto", "cuda", "ref", NULL};
+  static const char *const paths[] = {"auto",  "reference", "portable", "grouped",
+                                      "fused", "library",   "decode",   NULL}; /* oproj_path */
   enum { MOST_TOKENS = 1 << 17, MOST_COUNT = 1000000 };
   *a = (bench_args){.factor = 2, .share = 1, .reduce = -1};
   const option options[] = {
@@ -169,10 +170,9 @@ args_verdict args_parse(bench_args *a, int argc, char **argv, bool speak) {
        "of layer: tokens whose sum runs while the next are computed (the library's choice)",
        .number = &a->chunk, .least = 1, .most = MOST_TOKENS},
       {"--path",
-       "force one: portable, grouped, fused, library or decode (auto; the name of what ran is in "
-       "the "
-       "table)",
-       .word = &a->path, .words = args_paths},
+       "of forward and layer: auto (default), reference, portable, grouped, fused, library or "
+       "decode",
+       .word = &a->path, .words = paths},
       {"--warm", "one layer, so that its weights may stay in the cache; of load the page cache",
        .on = &a->warm},
       {"--eager", "plain calls instead of a graph, timed by the host", .on = &a->eager},

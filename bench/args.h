@@ -17,12 +17,10 @@ typedef struct bench_args {
   int backend;
   int comm;   /* CHOOSE_COMM_* (job/choose.h) */
   int reduce; /* an oproj_reduce; of cases that sum over ranks */
-  int path;   /* an oproj_path, forced where not AUTO; place in args_paths */
+  int path;   /* an oproj_path, forced where not AUTO; of cases that time the whole chain */
   bool check, warm, eager, no_naive;
   const char *json, *dir; /* NULL: none */
 } bench_args;
-
-extern const char *const args_paths[]; /* ends with NULL */
 
 typedef enum args_verdict { ARGS_GO, ARGS_HELP, ARGS_WRONG } args_verdict;
 

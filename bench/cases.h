@@ -19,6 +19,7 @@ typedef struct bench_case {
   bool naive;    /* the BF16 composition does the same work and is timed beside it */
   bool eager;    /* waits on the host inside a call, so that no graph can hold it; cases that sum
                    over ranks do so where those sum through the host (rig_enqueues) */
+  bool chain;    /* of a rank, all of it: what a path is chosen for */
   bool loads;    /* of a checkpoint: not sized in tokens */
   bool reduces;  /* over the ranks; the others stop at this rank's partial sum */
   bool overlaps; /* computes beside its sums, in chunks */

@@ -108,6 +108,9 @@ class SmokeTest(unittest.TestCase):
         done = run("forward", "-b", "2", "--path", "decode", *SMALL)
         self.assertEqual(done.returncode, 3)
         self.assertIn("the forced path needs a GPU", done.stderr)
+        done = run("wo_a", "--path", "reference", *SMALL)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("the case wo_a is not the whole chain", done.stderr)
 
     def test_ranks_are_refused_by_one_of_them(self):
         launcher = (ASKED.mpirun, "-n", "2")

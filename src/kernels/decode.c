@@ -25,8 +25,8 @@ typedef struct measured {
 static const measured measurements[] = {
     {8, 2, 32, 16},       /* V4-Flash and V4.1-Flash at 8 ranks, V4-Pro at 16 */
     {16, 2, 16, 8},       /* the Flash models at 4, V4-Pro at 8 */
-    {24, 3, 16, 8},       /* at 2, at 4 */
-    {48, 3, 8, 8},        /* at 1, at 2 */
+    {24, 3, 16, 8},       /* the Flash models at 2, V4-Pro at 4 */
+    {48, 3, 8, 8},        /* the Flash models at 1, V4-Pro at 2 */
     {INT32_MAX, 4, 4, 4}, /* V4-Pro at 1 */
 };
 

@@ -49,13 +49,12 @@ def stop(process):
 
 
 def own_lines(stderr):
-    """The lines that oproj wrote: without mpirun's banners between dashes, its [host:pid] and the
-    [warn] of its libevent."""
+    """The lines that oproj wrote: without mpirun's banners between dashes and its [host:pid]."""
     lines, in_banner = [], False
     for line in stderr.splitlines():
         if re.fullmatch(r"-{20,}", line.strip()):
             in_banner = not in_banner
-        elif not in_banner and line.strip() and not re.match(r"\[([^\]\s]+:\d+|warn)\] ", line):
+        elif not in_banner and line.strip() and not re.match(r"\[[^\]\s]+:\d+\] ", line):
             lines.append(line.strip())
     return lines
 

@@ -213,7 +213,7 @@ def execute(command):
               "used = resource.getrusage(resource.RUSAGE_CHILDREN); "
               "print(code, used.ru_utime + used.ru_stime, used.ru_maxrss)")
     done = subprocess.run([sys.executable, "-I", "-S", "-c", script, *map(str, command)],
-                          capture_output=True, text=True, errors="surrogateescape", timeout=60)
+                          capture_output=True, text=True, errors="surrogateescape", timeout=20)
     code, seconds, kilobytes = done.stdout.split()
     return int(code), done.stderr, float(seconds), int(kilobytes) / 1024
 

@@ -49,8 +49,8 @@ __device__ __forceinline__ bool has_arrived(const uint4 &v) {
   return v.x != DECODE_EMPTY && v.y != DECODE_EMPTY && v.z != DECODE_EMPTY && v.w != DECODE_EMPTY;
 }
 
-/* Waits for the load that `value` comes from.  A load is waited for where its value is first used,
- * and this is a use; the compiler moves it across no barrier. */
+/* `value`, computed from a load, is ready here: what computes it waits for the load, and the
+ * compiler moves neither across this, nor this across a barrier. */
 __device__ __forceinline__ void wait_for_value(int *value) {
   asm volatile("" : "+r"(*value)::"memory");
 }
